@@ -1,0 +1,86 @@
+"""The supports of subset distributions, and the constraint on a kernel's inner matrix, as NumPyro constraints."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from numpyro.distributions.constraints import Constraint, ParameterFreeConstraint
+from numpyro.distributions.util import array_equiv
+
+__all__ = ["positive_semidefinite_part", "subset"]
+
+
+def _namespace(x: Any) -> Any:
+    return jnp if isinstance(x, jax.Array) else np
+
+
+class _Subset(Constraint):
+    """Padded subsets: increasing item numbers below ``num_items``, then ``num_items`` up to any width."""
+
+    is_discrete = True
+    event_dim = 1
+
+    def __init__(self, num_items: int, min_size: int, max_size: int) -> None:
+        self.num_items = num_items
+        self.min_size = min_size
+        self.max_size = max_size
+
+    def __call__(self, x: ArrayLike) -> ArrayLike:
+        xp = _namespace(x)
+        x = xp.asarray(x)
+        in_range = ((x >= 0) & (x <= self.num_items)).all(axis=-1)
+        before, after = x[..., :-1], x[..., 1:]
+        increasing = ((before < after) | (after == self.num_items)).all(axis=-1)
+        size = (x < self.num_items).sum(axis=-1)
+        return in_range & increasing & (size >= self.min_size) & (size <= self.max_size)
+
+    def feasible_like(self, prototype: ArrayLike) -> jax.Array:
+        """The first ``min_size`` items: the empty set where that is allowed, items 0 .. k-1 for a fixed size k."""
+        items = jnp.arange(jnp.shape(prototype)[-1])
+        value = jnp.where(items < self.min_size, items, self.num_items).astype(jnp.result_type(prototype))
+        return jnp.broadcast_to(value, jnp.shape(prototype))
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        names = ("num_items", "min_size", "max_size")
+        return tuple(getattr(self, name) for name in names), (names, dict())
+
+    def eq(self, other: object, static: bool = False) -> ArrayLike:
+        if not isinstance(other, _Subset):
+            return False
+        return (
+            array_equiv(self.num_items, other.num_items, static=static)
+            & array_equiv(self.min_size, other.min_size, static=static)
+            & array_equiv(self.max_size, other.max_size, static=static)
+        )
+
+    def __repr__(self) -> str:
+        return f"Subset(num_items={self.num_items}, min_size={self.min_size}, max_size={self.max_size})"
+
+
+class _PositiveSemidefinitePart(ParameterFreeConstraint):
+    """Square matrices W with W + Wᵀ positive semidefinite up to rounding: then every minor of X W Xᵀ is ≥ 0."""
+
+    event_dim = 2
+
+    def __call__(self, x: ArrayLike) -> ArrayLike:
+        xp = _namespace(x)
+        x = xp.asarray(x)
+        finite = xp.isfinite(x).all(axis=(-2, -1))
+        safe = xp.where(finite[..., None, None], x, 0.0)
+        smallest = xp.linalg.eigvalsh(safe + xp.swapaxes(safe, -2, -1))[..., :1].min(axis=-1, initial=0.0)
+        norm = xp.sqrt((safe * safe).sum(axis=(-2, -1)))
+        # A product such as AᵀA carries a few eps of its norm per column.
+        tolerance = 16 * x.shape[-1] * xp.finfo(safe.dtype).eps
+        return finite & (smallest >= -tolerance * norm)
+
+    def feasible_like(self, prototype: ArrayLike) -> jax.Array:
+        return jnp.broadcast_to(jnp.eye(jnp.shape(prototype)[-1]), jnp.shape(prototype))
+
+    def __repr__(self) -> str:
+        return "PositiveSemidefinitePart()"
+
+
+subset = _Subset
+positive_semidefinite_part = _PositiveSemidefinitePart()

@@ -1,0 +1,121 @@
+"""How a subset is written down: padded vectors of item numbers, lists, and 0/1 vectors.
+
+A value is a vector of int32 item numbers, increasing, filled up at the end with ``num_items``, one past the last
+item. JAX then does the right thing unasked: sorting keeps the fill at the end, and scattering drops it. A draw that
+could not be made is -1 throughout, which is no subset.
+"""
+
+import operator
+from collections.abc import Iterable, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from numpyro.util import not_jax_tracer
+
+__all__ = ["from_multihot", "pad_subsets", "to_multihot", "unpad_subsets"]
+
+
+def pad_subsets(subsets: Iterable[Sequence[int]], num_items: int, width: int | None = None) -> Array:
+    """Lists of item numbers as one array of padded subsets.
+
+    :param subsets: one sequence of item numbers for each subset, in any order; an empty one is the empty set.
+    :param num_items: the size n of the catalogue; items are 0 .. n-1.
+    :param width: the length to pad to; by default that of the largest subset.
+    :return: an int32 array (number of subsets, width), each row increasing and filled up with ``num_items``.
+    :raises ValueError: for an item out of range, an item repeated within a subset, or a subset longer than
+        ``width``; the message names the row.
+    :raises TypeError: for items that are not integers.
+
+    >>> pad_subsets([[2, 0], [], [3]], num_items=4)
+    Array([[0, 2],
+           [4, 4],
+           [3, 4]], dtype=int32)
+    """
+    num_items = operator.index(num_items)
+    rows = [np.asarray(subset).reshape(-1) for subset in subsets]
+    lengths = np.array([row.size for row in rows], dtype=np.int64)
+    for i, row in enumerate(rows):
+        if row.size and not np.issubdtype(row.dtype, np.integer):
+            raise TypeError(f"subsets: row {i} has items of type {row.dtype}; item numbers are integers")
+    longest = int(lengths.max(initial=0))
+    width = longest if width is None else operator.index(width)
+    if longest > width:
+        i = int(np.argmax(lengths > width))
+        raise ValueError(f"subsets: row {i} has {lengths[i]} items, which is more than the width of {width}")
+    items = np.concatenate(rows) if lengths.sum() else np.zeros(0, np.int64)
+    row_of = np.repeat(np.arange(len(rows)), lengths)
+    bad = (items < 0) | (items >= num_items)
+    if bad.any():
+        j = int(np.argmax(bad))
+        raise ValueError(f"subsets: row {row_of[j]} has item {items[j]}; items must be 0 to {num_items - 1}")
+    order = np.lexsort((items, row_of))
+    items = items[order]
+    repeated = (items[1:] == items[:-1]) & (row_of[1:] == row_of[:-1])
+    if repeated.any():
+        j = int(np.argmax(repeated))
+        raise ValueError(f"subsets: row {row_of[j]} has item {items[j]} more than once")
+    padded = np.full((len(rows), width), num_items, np.int32)
+    padded[np.arange(width) < lengths[:, None]] = items
+    return jnp.asarray(padded)
+
+
+def unpad_subsets(values: ArrayLike, num_items: int) -> list:
+    """Padded subsets (..., m) as lists of item numbers, nested as the leading dimensions are.
+
+    :raises ValueError: for a row that is no subset, such as a draw that could not be made (-1 throughout).
+
+    >>> unpad_subsets(jnp.array([[0, 2, 4], [4, 4, 4]]), num_items=4)
+    [[0, 2], []]
+    """
+    values = np.asarray(values)
+    if not np.issubdtype(values.dtype, np.integer):
+        raise TypeError(f"values: a padded subset has integer items, got {values.dtype}")
+    if values.ndim > 1:
+        return [unpad_subsets(row, num_items) for row in values]
+    if values.size and (values.min() < 0 or values.max() > num_items):
+        raise ValueError(f"values: {values.tolist()} is not a subset of {num_items} items")
+    return values[values < num_items].tolist()
+
+
+def to_multihot(values: ArrayLike, num_items: int) -> Array:
+    """Padded subsets (..., m) as int32 vectors (..., n) of zeros and ones; -1 throughout where there is no subset.
+
+    >>> to_multihot(jnp.array([0, 2, 4]), num_items=4)
+    Array([1, 0, 1, 0], dtype=int32)
+    """
+    values = jnp.asarray(values)
+
+    def one(value: Array) -> Array:
+        mask = jnp.zeros(num_items, jnp.int32).at[value].set(1, mode="drop")
+        return jnp.where(jnp.any(value < 0), -1, mask)
+
+    return jnp.vectorize(one, signature="(m)->(n)")(values)
+
+
+def items_of_mask(masks: Array, width: int) -> Array:
+    """Padded subsets (..., width) of 0/1 vectors (..., n); -1 throughout for what is no subset or too large."""
+
+    def one(mask: Array) -> Array:
+        items = jnp.nonzero(mask, size=width, fill_value=len(mask))[0].astype(jnp.int32)
+        return jnp.where((jnp.sum(mask != 0) > width) | jnp.any(mask < 0), -1, items)
+
+    return jnp.vectorize(one, signature="(n)->(m)")(masks)
+
+
+def from_multihot(masks: ArrayLike, width: int) -> Array:
+    """0/1 vectors (..., n) as padded subsets (..., width).
+
+    :param width: the length of the result; at least the number of ones.
+    :raises ValueError: outside jit, for a vector with more than ``width`` ones. Under jit it gives -1 throughout.
+
+    >>> from_multihot(jnp.array([[1, 0, 1, 0], [0, 0, 0, 0]]), width=3)
+    Array([[0, 2, 4],
+           [4, 4, 4]], dtype=int32)
+    """
+    masks = jnp.asarray(masks)
+    too_many = jnp.sum(masks != 0, axis=-1) > width
+    if not_jax_tracer(too_many) and too_many.any() and not (masks < 0).any():
+        raise ValueError(f"masks: a vector has {int((masks != 0).sum(-1).max())} ones, more than the width of {width}")
+    return items_of_mask(masks, width)
