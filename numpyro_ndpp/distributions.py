@@ -85,10 +85,13 @@ def _size_limits(min_size: Any, max_size: Any, n: int, d: int) -> tuple[int, int
 
 
 def _floating(*arrays: ArrayLike) -> tuple[Array, ...]:
-    dtype = jnp.result_type(*(jnp.asarray(array) for array in arrays))
-    if not jnp.issubdtype(dtype, jnp.floating):
-        dtype = jnp.result_type(float)
-    return tuple(jnp.asarray(array, dtype) for array in arrays)
+    """The arrays in one floating type. Concrete ones stay concrete inside jit, so that they can be validated there."""
+    with jax.ensure_compile_time_eval():
+        converted = [jnp.asarray(array) for array in arrays]
+        dtype = jnp.result_type(*converted)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            dtype = jnp.result_type(float)
+        return tuple(array.astype(dtype) for array in converted)
 
 
 @partial(jax.jit, static_argnums=(0, 4, 5))
@@ -166,12 +169,17 @@ class _SubsetDistribution(Distribution):
         # Kernels in front, then all the subsets of one kernel: a kernel sees its subsets together.
         flat = subsets.reshape((math.prod(sample_dims), *subsets.shape[len(sample_dims) :]))
         by_kernel = jnp.moveaxis(flat, 0, num_batch_dims)
-        values = jnp.vectorize(log_minors, signature="(n,d),(d,e),(s,m)->(s)")(self.X, self.W, by_kernel)
+        values = jnp.vectorize(log_minors, signature="(n,d),(e,e),(s,m)->(s)")(self.X, self._inner_block, by_kernel)
         return jnp.moveaxis(values, -1, 0).reshape(sample_dims + values.shape[:-1])
 
     def _per_kernel(self, function: Callable[..., Array], out: str) -> Array:
         """``function(X, W, C)`` of every kernel of the batch."""
         return jnp.vectorize(function, signature=f"(n,d),(d,e),(d,f)->{out}")(self.X, self.W, self._gram)
+
+    @property
+    def _inner_block(self) -> Array:
+        """K (..., d₂, d₂) with W = Diag(I, K): the smaller it is, the less work a minor is."""
+        return self.W
 
     @property
     def support(self) -> Any:
@@ -324,7 +332,11 @@ class _Parts(_SubsetDistribution):
     @lazy_property
     def W(self) -> Array:
         """The inner matrix Diag(I, D - Dᵀ) (..., d, d)."""
-        return jnp.vectorize(partial(inner_matrix, self.V.shape[-1]), signature="(d,d)->(e,e)")(self.D)
+        return jnp.vectorize(partial(inner_matrix, self.V.shape[-1]), signature="(d,d)->(e,e)")(self._inner_block)
+
+    @property
+    def _inner_block(self) -> Array:
+        return self.D - jnp.swapaxes(self.D, -2, -1)
 
     @property
     def num_items(self) -> int:

@@ -8,29 +8,47 @@ Reference: Gartrell, Han, Dohmatob, Gillenwater and Brunel (2021), *Scalable lea
 nonsymmetric determinantal point processes*, ICLR.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.ad_checkpoint import checkpoint_name
 
-from numpyro_ndpp.linalg import log_det, matmul
+from numpyro_ndpp.linalg import Factorized, factorize, inverse_transposed, matmul
 
-# Minors of one chunk are computed at once and again in the backward pass: this bounds the memory of both.
-_CHUNK_BYTES = 64 * 2**20
-_MOST_GROUPS = 16
-_SMALLEST_GROUP = 16
-_SMALLEST_WIDTH = 4
+# The rows of a chunk of subsets are gathered at once, and again in the backward pass. A CPU is fastest where they fit
+# into its cache, an accelerator where there are many of them.
+_CHUNK_BYTES = {"cpu": 3 * 2**20}
+_CHUNK_BYTES_ELSEWHERE = 256 * 2**20
+# Sorted by size, the subsets are cut into so many groups or more, each computed at its own width.
+_NUM_GROUPS = {"cpu": 24}
+_NUM_GROUPS_ELSEWHERE = 8
+_SMALLEST_GROUP = 8
+_SMALLEST_WIDTH = 6
+# The inverses are kept for the backward pass if all of them together are no larger than this, else computed again.
+_INVERSE_BYTES = 64 * 2**20
 
 
-def inner_matrix(num_symmetric: int, D: Array) -> Array:
-    """W = Diag(I, D - Dᵀ) (d, d), with an identity of size ``num_symmetric``."""
-    d1, d2 = num_symmetric, len(D)
-    W = jnp.zeros((d1 + d2, d1 + d2), D.dtype)
-    return W.at[:d1, :d1].set(jnp.eye(d1, dtype=D.dtype)).at[d1:, d1:].set(D - D.T)
+def inner_matrix(num_symmetric: int, K: Array) -> Array:
+    """W = Diag(I, K) (d, d), with an identity of size ``num_symmetric``."""
+    d1, d2 = num_symmetric, len(K)
+    W = jnp.zeros((d1 + d2, d1 + d2), K.dtype)
+    return W.at[:d1, :d1].set(jnp.eye(d1, dtype=K.dtype)).at[d1:, d1:].set(K)
 
 
+@jax.custom_jvp
 def gram(X: Array) -> Array:
     """C = XᵀX (d, d), the only reduction over all items that the normaliser needs."""
     return matmul(X.T, X)
+
+
+@gram.defjvp
+def _gram_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    # One product over all items instead of two, in the backward pass too.
+    half = matmul(tangents[0].T, primals[0])
+    return gram(primals[0]), half + half.T
 
 
 def quadratic_forms(X: Array, Q: Array) -> Array:
@@ -38,59 +56,126 @@ def quadratic_forms(X: Array, Q: Array) -> Array:
     return jnp.sum(matmul(X, Q) * X, axis=-1)
 
 
-def log_minor(X: Array, W: Array, subset: Array) -> Array:
-    """log det L_S of one subset (m,), padded with n; -inf where it is zero to rounding. O(m d² + m² d + m³)."""
-    n = len(X)
-    rows = X.at[subset].get(mode="fill", fill_value=0)
-    left = matmul(rows, W)
-    L = matmul(left, rows.T)
-    padding = (subset >= n).astype(X.dtype)  # a one on the diagonal leaves the determinant as it is
-    scale = jnp.linalg.norm(lax.stop_gradient(left), axis=1)[:, None] * jnp.linalg.norm(lax.stop_gradient(rows), axis=1)
-    return log_det(L + jnp.diag(padding), scale)
+def _factorize_minor(rows: Array, bk: Array, size: Array) -> Factorized:
+    """Factors of L_S from the rows [v b] (m, d) and b K (m, d₂) of a subset, zero beyond its size."""
+    m, d1 = len(rows), rows.shape[1] - bk.shape[1]
+    left = jnp.concatenate([rows[:, :d1], bk], axis=1)
+    padding = jnp.arange(m) >= size  # a one on the diagonal leaves the determinant as it is
+    minor = matmul(left, rows.T) + jnp.diag(padding.astype(rows.dtype))
+    lengths = (jnp.sqrt(jnp.sum(side**2, axis=1)) for side in (left, rows))
+    return factorize(minor, *(jnp.where(length > 0, length, 1.0) for length in lengths))
 
 
 def _widths(width: int) -> list[int]:
-    """The widths at which subsets are grouped, increasing, each about half the next."""
+    """The widths at which groups of subsets are computed, increasing, each about half the next."""
     widths = [width]
     while widths[0] > _SMALLEST_WIDTH:
-        widths.insert(0, (widths[0] + 1) // 2)
+        widths.insert(0, -(-widths[0] // 2))
     return widths
 
 
-def _group_size(num_subsets: int, width: int, rank: int, itemsize: int) -> int:
-    bytes_each = itemsize * width * (3 * rank + 4 * width)
-    most = max(1, _CHUNK_BYTES // bytes_each)
-    wanted = max(_SMALLEST_GROUP, -(-num_subsets // _MOST_GROUPS))
-    return min(num_subsets, most, wanted)
+def _at_own_width(function: Callable[[int], Callable], width: int, sizes: Array, *operands: Array) -> Array:
+    """``function(w)(*operands)`` for the smallest of the widths that holds all the sizes."""
+    widths = _widths(width)
+    index = jnp.searchsorted(jnp.array(widths), jnp.max(sizes))
+    return lax.switch(index, [function(w) for w in widths], *operands)
+
+
+@jax.custom_jvp
+def _group_log_minors(rows: Array, bk: Array, sizes: Array) -> Array:
+    """log det L_S for the rows (g, m, d) and (g, m, d₂) of a group of subsets and their sizes (g,)."""
+
+    def at_width(w: int) -> Callable[..., Array]:
+        def log_minors(rows: Array, bk: Array) -> Array:
+            return jax.vmap(_factorize_minor)(rows[:, :w], bk[:, :w], sizes).log_det
+
+        return log_minors
+
+    return _at_own_width(at_width, rows.shape[1], sizes, rows, bk)
+
+
+@_group_log_minors.defjvp
+def _group_log_minors_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+    # d log det L_S = <L_S⁻ᵀ, dL_S>. The inverse is kept for the backward pass, which then has products to do only.
+    rows, bk, sizes = primals
+    width, d1 = rows.shape[1], rows.shape[2] - bk.shape[2]
+
+    def inverse_at_width(w: int) -> Callable[..., tuple[Array, Array]]:
+        def log_minors(rows: Array, bk: Array) -> tuple[Array, Array]:
+            factors = jax.vmap(_factorize_minor)(rows[:, :w], bk[:, :w], sizes)
+            inverse = jax.vmap(inverse_transposed)(factors)
+            return factors.log_det, jnp.pad(inverse, ((0, 0), (0, width - w), (0, width - w)))
+
+        return log_minors
+
+    def slope_at_width(w: int) -> Callable[..., Array]:
+        def slope(inverse: Array, rows: Array, bk: Array, drows: Array, dbk: Array) -> Array:
+            rows, bk, drows, dbk = (array[:, :w] for array in (rows, bk, drows, dbk))
+            left = jnp.concatenate([rows[..., :d1], bk], axis=-1)
+            dleft = jnp.concatenate([drows[..., :d1], dbk], axis=-1)
+            inverse = inverse[:, :w, :w]
+            return jnp.sum(matmul(inverse, rows) * dleft + matmul(jnp.swapaxes(inverse, 1, 2), left) * drows, axis=(1, 2))
+
+        return slope
+
+    values, inverses = _at_own_width(inverse_at_width, width, sizes, rows, bk)
+    inverses = checkpoint_name(inverses, "inverses")
+    slope = jax.checkpoint(partial(_at_own_width, slope_at_width, width, sizes))
+    return values, slope(inverses, rows, bk, *tangents[:2])
+
+
+def _chunk_log_minors(X: Array, K: Array, products: Array | None, subsets: Array) -> Array:
+    """log det L_S (h, g) of h groups of g subsets (h, g, m)."""
+    rows = X.at[subsets].get(mode="fill", fill_value=0)
+    if products is None:
+        bk = matmul(rows[..., rows.shape[-1] - len(K) :], K)
+    else:
+        bk = products.at[subsets].get(mode="fill", fill_value=0)
+    sizes = jnp.sum(subsets < len(X), axis=-1)
+    if len(subsets) == 1:
+        return _group_log_minors(rows[0], bk[0], sizes[0])[None]
+    return lax.map(lambda group: _group_log_minors(*group), (rows, bk, sizes))
 
 
 @jax.jit
-def log_minors(X: Array, W: Array, subsets: Array) -> Array:
-    """log det L_S of many subsets (s, m), each padded with n to the width m of the widest.
+def log_minors(X: Array, K: Array, subsets: Array) -> Array:
+    """log det L_S of subsets (s, m), each padded with n; -inf where it is zero to rounding.
 
-    Subsets of a like size are put together and computed at about their own width (a basket of 5 padded to 100 would
-    cost 400 times its share), one group after the other, each again in the backward pass: memory is that of one group.
+    The kernel is L = X W Xᵀ with W = Diag(I, K), where K (d₂, d₂) may be as large as W.
+
+    Subsets of a like size are put together and computed at about their own width: a basket of 5 padded to 100 would
+    cost 400 times its share. Chunks of such groups bound the memory.
     """
     num_subsets, width = subsets.shape
     if num_subsets == 0 or width == 0:
         return jnp.zeros(num_subsets, X.dtype)
-    n, d = X.shape
-    group = _group_size(num_subsets, width, d, X.dtype.itemsize)
+    (n, d), itemsize = X.shape, X.dtype.itemsize
+    backend = jax.default_backend()
+    chunk_bytes = _CHUNK_BYTES.get(backend, _CHUNK_BYTES_ELSEWHERE)
+    least_groups = _NUM_GROUPS.get(backend, _NUM_GROUPS_ELSEWHERE)
+    most = max(1, chunk_bytes // (itemsize * width * (d + len(K) + width)))
+    group = min(num_subsets, most, max(_SMALLEST_GROUP, -(-num_subsets // least_groups)))
     num_groups = -(-num_subsets // group)
-    widths = jnp.array(_widths(width))
-
-    def of_width(w: int):
-        return lambda rows: jax.vmap(log_minor, in_axes=(None, None, 0))(X, W, rows[:, :w])
-
-    @jax.checkpoint
-    def of_group(rows: Array) -> Array:
-        largest = jnp.max(jnp.sum(rows < n, axis=1))
-        return lax.switch(jnp.searchsorted(widths, largest), [of_width(w) for w in _widths(width)], rows)
+    groups = min(num_groups, max(1, most // group))
+    num_chunks = -(-num_groups // groups)
+    # B K for every item, once, where the subsets name more rows than there are items.
+    products = matmul(X[:, d - len(K) :], K) if num_subsets * width >= n else None
 
     order = jnp.argsort(jnp.sum(subsets < n, axis=1))
-    rows = jnp.pad(subsets[order], ((0, num_groups * group - num_subsets), (0, 0)), constant_values=n)
-    if num_groups == 1:
-        values = of_group(rows)
+    extra = num_chunks * groups * group - num_subsets
+    # The extra subsets are empty, and in front, where the small ones are.
+    ordered = jnp.pad(subsets[order], ((extra, 0), (0, 0)), constant_values=n)
+    chunks = ordered.reshape(num_chunks, groups, group, width)
+    if num_chunks == 1:
+        values = _chunk_log_minors(X, K, products, chunks[0])
     else:
-        values = lax.map(of_group, rows.reshape(num_groups, group, width)).reshape(-1)[:num_subsets]
+        keep = ["inverses"] if itemsize * num_subsets * width**2 <= _INVERSE_BYTES else []
+        policy = jax.checkpoint_policies.save_only_these_names(*keep)
+        values = lax.map(jax.checkpoint(partial(_chunk_log_minors, X, K, products), policy=policy), chunks)
+    values = values.reshape(-1)[extra:]
     return jnp.zeros_like(values).at[order].set(values, unique_indices=True)
+
+
+def log_minor(X: Array, K: Array, subset: Array) -> Array:
+    """log det L_S of one subset (m,), padded with n. O(m d² + m² d + m³)."""
+    return log_minors(X, K, subset[None])[0]

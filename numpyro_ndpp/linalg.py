@@ -1,51 +1,51 @@
-"""Products at full precision, and the logarithm of a determinant that knows when it is zero."""
+"""Products at full precision, and a determinant that knows when it is zero."""
 
 from functools import partial
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from jax.scipy.linalg import lu_solve
 
 # On a GPU a float32 product is done in TF32 (ten bits of mantissa) unless told otherwise.
 matmul = partial(jnp.matmul, precision="highest")
 
 
-def _factorize(A: Array, scale: Array) -> tuple[Array, Array, Array, Array]:
-    """LU factors of A (m, m), log|det A|, and whether det A is positive beyond rounding."""
-    m, eps = len(A), jnp.finfo(A.dtype).eps
-    lu, pivots, permutation = lax.linalg.lu(A)
-    pivot = jnp.diagonal(lu)
-    # A pivot is what is left of an entry of A after |L||U| was subtracted from it: it is zero if it drowns in
-    # the rounding of either. No absolute threshold would do, a minor of a hundred items is tiny by nature.
-    subtracted = jnp.sum(jnp.abs(jnp.tril(lu, -1)) * jnp.abs(jnp.triu(lu, 1)).T, axis=1)
-    rounding = (m + 8) * eps * (scale[permutation, jnp.arange(m)] + subtracted)
-    swaps = jnp.sum(pivots != jnp.arange(m))
-    negative = (jnp.sum(pivot < 0) + swaps) % 2 == 1
-    positive = jnp.all(jnp.abs(pivot) > rounding) & ~negative
-    log_abs = jnp.sum(jnp.log(jnp.where(positive, jnp.abs(pivot), 1.0)))
-    return lu, pivots, log_abs, positive
+class Factorized(NamedTuple):
+    """LU factors of diag(r)⁻¹ A diag(c)⁻¹ and the logarithm of det A; -inf where that is zero to rounding."""
+
+    lu: Array
+    permutation: Array
+    row_scale: Array
+    column_scale: Array
+    log_det: Array
 
 
-@jax.custom_jvp
-def log_det(A: Array, scale: Array) -> Array:
-    """log det A for a matrix (m, m) whose determinant cannot be negative; -inf where it is zero to rounding.
+def factorize(A: Array, row_scale: Array, column_scale: Array) -> Factorized:
+    """Factors of a matrix (m, m) whose determinant cannot be negative.
 
-    :param scale: an upper bound (m, m), up to a small factor, of the terms whose sums the entries of A are; what they
-        carry of rounding error is eps times that.
-
-    The derivative is that of ``slogdet``, and zero where the value is -inf.
+    :param row_scale, column_scale: positive vectors (m,) such that |A_ij| ≤ r_i c_j, and such that the terms whose sum
+        A_ij is are of that size: its rounding error is then eps·r_i c_j.
     """
-    _, _, log_abs, positive = _factorize(A, scale)
-    return jnp.where(positive, log_abs, -jnp.inf)
+    m, eps = len(A), jnp.finfo(A.dtype).eps
+    lu, pivots, permutation = lax.linalg.lu(A / (row_scale[:, None] * column_scale))
+    pivot = jnp.diagonal(lu)
+    # A pivot is what is left of an entry, at most one now, after |L||U| was subtracted from it: it is zero if it drowns
+    # in the rounding of either. No threshold on the determinant would do: a minor of a hundred items is tiny by nature.
+    subtracted = jnp.sum(jnp.abs(jnp.tril(lu, -1)) * jnp.abs(jnp.triu(lu, 1)).T, axis=1)
+    nonzero = jnp.all(jnp.abs(pivot) > 4 * (m + 8) * eps * (1 + subtracted))
+    num_swaps = jnp.sum(pivots != jnp.arange(m))
+    positive = nonzero & ((jnp.sum(pivot < 0) + num_swaps) % 2 == 0)
+    log_det = jnp.sum(jnp.log(jnp.where(positive, jnp.abs(pivot), 1.0)) + jnp.log(row_scale) + jnp.log(column_scale))
+    return Factorized(lu, permutation, row_scale, column_scale, jnp.where(positive, log_det, -jnp.inf))
 
 
-@log_det.defjvp
-def _log_det_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    A, scale = primals
-    lu, pivots, log_abs, positive = _factorize(A, scale)
-    identity = jnp.eye(len(A), dtype=A.dtype)
-    # d log det A = tr(A⁻¹ dA), from the factors that are there already.
-    inverse_transposed = lu_solve((jnp.where(positive, lu, identity), pivots), identity, trans=1)
-    slope = jnp.sum(inverse_transposed * tangents[0])
-    return jnp.where(positive, log_abs, -jnp.inf), jnp.where(positive, slope, 0.0)
+def inverse_transposed(factors: Factorized) -> Array:
+    """A⁻ᵀ (m, m), the gradient of log det A; zero where the determinant is."""
+    positive = factors.log_det > -jnp.inf
+    identity = jnp.eye(len(factors.lu), dtype=factors.lu.dtype)
+    lu = jnp.where(positive, factors.lu, identity)
+    half = lax.linalg.triangular_solve(
+        lu, identity[factors.permutation], left_side=True, lower=True, unit_diagonal=True
+    )
+    inverse = lax.linalg.triangular_solve(lu, half, left_side=True, lower=False)
+    return jnp.where(positive, inverse.T / (factors.row_scale[:, None] * factors.column_scale), 0.0)

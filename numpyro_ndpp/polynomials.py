@@ -194,7 +194,9 @@ def log_sum_esp(W: Array, C: Array, low: int, high: int, rank: int) -> Array:
 def log_esps(W: Array, C: Array) -> Array:
     """log e_0 .. log e_d (d+1,): all coefficients, -inf where they are zero to rounding.
 
-    O(d³) for the value. Each derivative takes a circle of its own: O(d⁵) in all.
+    O(d³) for the value. Each derivative takes a circle of its own: O(d⁵) in all. The probabilities of all sizes are
+    accurate to rounding; the logarithm of a coefficient that needs eigenvalues near eps times the largest is only as
+    good as these (:func:`log_sum_esp` is better there).
     """
     return _log_esps(W, C)
 

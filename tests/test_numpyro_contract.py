@@ -1,0 +1,262 @@
+"""What NumPyro and JAX ask of a distribution: pytrees, transformations, shapes, keys, handlers."""
+
+import pickle
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax import random
+from numpyro import handlers
+from numpyro.contrib.control_flow import scan
+from numpyro.distributions.batch_util import promote_batch_shape, vmap_over
+from numpyro.infer.util import log_density
+
+from numpyro_ndpp import KNDPP, NDPP, pad_subsets
+
+N_ITEMS = 6
+RNG = np.random.default_rng(0)
+V, B, D = RNG.normal(size=(N_ITEMS, 2)), RNG.normal(size=(N_ITEMS, 2)), RNG.normal(size=(2, 2))
+X, W = np.hstack([V, B]), np.block([[np.eye(2), np.zeros((2, 2))], [np.zeros((2, 2)), D - D.T]])
+BASKETS = pad_subsets([[0, 1], [2, 3], [1, 4], [0, 5], [3, 4]], N_ITEMS, 2)
+
+LAWS = {
+    "NDPP": lambda: NDPP(V, B, D),
+    "NDPP of 1 to 3": lambda: NDPP(V, B, D, min_size=1, max_size=3),
+    "KNDPP": lambda: KNDPP(V, B, D, 2),
+    "NDPP of factors": lambda: NDPP.from_factors(X, W),
+    "KNDPP of factors": lambda: KNDPP.from_factors(X, W, 2),
+}
+every_law = pytest.mark.parametrize("name", LAWS)
+
+
+@every_law
+def test_pytree_round_trip_keeps_everything(name):
+    law = LAWS[name]()
+    leaves, tree = jax.tree.flatten(law)
+    copy = jax.tree.unflatten(tree, leaves)
+    assert copy.batch_shape == law.batch_shape
+    assert copy.event_shape == law.event_shape
+    assert (copy.min_size, copy.max_size, copy.sampler) == (law.min_size, law.max_size, law.sampler)
+    assert getattr(copy, "k", None) == getattr(law, "k", None)
+    assert copy.support == law.support
+    np.testing.assert_allclose(copy.log_prob(BASKETS), law.log_prob(BASKETS))
+
+
+@every_law
+def test_pickle(name):
+    law = LAWS[name]()
+    law.log_normalizer  # noqa: B018 - a cached value travels too
+    copy = pickle.loads(pickle.dumps(law))
+    np.testing.assert_allclose(copy.log_prob(BASKETS), law.log_prob(BASKETS))
+
+
+@every_law
+def test_jit_with_the_distribution_as_argument_compiles_once(name):
+    traces = []
+
+    @jax.jit
+    def log_prob(law, value):
+        traces.append(1)
+        return law.log_prob(value)
+
+    law = LAWS[name]()
+    np.testing.assert_allclose(log_prob(law, BASKETS), law.log_prob(BASKETS), rtol=1e-12)
+    other = jax.tree.map(lambda leaf: 1.1 * leaf, LAWS[name]())
+    assert np.isfinite(log_prob(other, BASKETS)).all()
+    assert len(traces) == 1
+
+
+@every_law
+def test_nothing_is_compiled_on_a_second_call(name):
+    law = LAWS[name]()
+
+    def use(law, key):
+        law.log_prob(BASKETS)
+        law.inclusion_probs()
+        law.size_log_prob()
+        law.sample(key, (2,))
+
+    keys = random.split(random.key(0), 2)
+    use(law, keys[0])
+    use(LAWS[name](), keys[0])
+    second = jax.tree.map(lambda leaf: 1.1 * leaf, law)
+    with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
+        compiled = []
+        import logging
+
+        class Recorder(logging.Handler):
+            def emit(self, record):
+                if "Compiling" in record.getMessage():
+                    compiled.append(record.getMessage())
+
+        recorder = Recorder()
+        logger = logging.getLogger("jax")
+        patch.setattr(logger, "propagate", False)
+        logger.addHandler(recorder)
+        try:
+            use(second, keys[1])
+        finally:
+            logger.removeHandler(recorder)
+    assert not compiled
+
+
+@every_law
+def test_sample_shapes_and_keys(name):
+    law = LAWS[name]()
+    for key in (random.key(0), random.PRNGKey(0)):
+        draws = law.sample(key, (3, 2))
+        assert draws.shape == (3, 2, *law.event_shape)
+        assert draws.dtype == jnp.int32
+        assert law.support(draws).all()
+    assert (law.sample(random.key(1)) == law.sample(random.PRNGKey(1))).all()
+    with pytest.raises(NotImplementedError):
+        law.rsample(random.key(0))
+
+
+def test_infer_shapes():
+    shapes = (3, 1, 6, 2), (2, 6, 3), (3, 3)
+    assert NDPP.infer_shapes(*shapes) == ((3, 2), (5,))
+    assert KNDPP.infer_shapes(*shapes, 4) == ((3, 2), (4,))
+    assert type(NDPP.from_factors(X, W)).infer_shapes((4, 6, 5), (5, 5)) == ((4,), (5,))
+    with pytest.raises(NotImplementedError):
+        KNDPP.infer_shapes(*shapes, ())
+
+
+@pytest.mark.parametrize("k", [None, 2])
+@pytest.mark.parametrize("axes", [{"V": 0}, {"D": 0}, {"V": 0, "B": 0, "D": 0}])
+def test_vmap_over_some_parameters(axes, k):
+    parts = {"V": V, "B": B, "D": D}
+    batched = {name: jnp.stack([part, 2 * part, -part]) if name in axes else part for name, part in parts.items()}
+
+    def make(V, B, D):
+        return NDPP(V, B, D) if k is None else KNDPP(V, B, D, k)
+
+    expected = [
+        make(**{n: p[i] if n in axes else p for n, p in batched.items()}).log_prob(BASKETS) for i in range(3)
+    ]
+    law = jax.vmap(make, in_axes=[axes.get(n) for n in "VBD"], out_axes=vmap_over(make(V, B, D), **axes))(
+        *(batched[n] for n in "VBD")
+    )
+    mapped = jax.vmap(lambda law: law.log_prob(BASKETS), in_axes=(vmap_over(law, **axes),))(law)
+    np.testing.assert_allclose(mapped, expected, rtol=1e-10)
+    promoted = promote_batch_shape(law)
+    assert promoted.batch_shape == (3,)
+    np.testing.assert_allclose(promoted.log_prob(BASKETS[:, None]).T, expected, rtol=1e-10)
+    view = jax.vmap(lambda law: law.multihot().mean, in_axes=(vmap_over(law, **axes),))(law)
+    assert view.shape == (3, N_ITEMS)
+    many = vmap_over(law.multihot(), **axes)
+    assert jax.vmap(lambda m: m.mean, in_axes=(many,))(law.multihot()).shape == (3, N_ITEMS)
+
+
+@every_law
+def test_expand_to_event_and_mask(name):
+    law = LAWS[name]()
+    expanded = law.expand([5])
+    assert expanded.batch_shape == (5,)
+    assert expanded.sample(random.key(0), (2,)).shape == (2, 5, *law.event_shape)
+    np.testing.assert_allclose(expanded.log_prob(BASKETS), law.log_prob(BASKETS))
+    assert expanded.to_event(1).log_prob(BASKETS).shape == ()
+    mask = np.array([True, False, True, False, True])
+    masked = law.mask(mask).log_prob(BASKETS)
+    np.testing.assert_allclose(masked, np.where(mask, law.log_prob(BASKETS), 0.0))
+
+
+def test_masked_rows_have_no_gradient():
+    junk = BASKETS.at[1].set(-1)
+    mask = np.array([True, False, True, False, True])
+
+    def total(V, make):
+        return make(V).mask(mask).log_prob(junk).sum()
+
+    # feasible_like names items 0 and 1; here these have probability zero.
+    dead = V.copy()
+    dead[:2] = 0.0
+    for make in (lambda V: NDPP(V, B * 0, D), lambda V: KNDPP(V, B * 0, D, 2, validate_args=False)):
+        gradient = jax.grad(total)(dead, make)
+        assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("multihot", [False, True])
+def test_plate_with_subsampling_in_a_model(multihot):
+    data = jnp.array([[1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 0, 0], [0, 1, 0, 0, 1, 0]]) if multihot else BASKETS
+
+    def model(data, size=None):
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        law = NDPP(scale * V, B, D)
+        with numpyro.plate("baskets", len(data), subsample_size=size) as index:
+            numpyro.sample("basket", law.multihot() if multihot else law, obs=data[index])
+
+    whole, trace = log_density(model, (data,), {}, {"scale": 1.3})
+    law = NDPP(1.3 * V, B, D)
+    expected = (law.multihot() if multihot else law).log_prob(data).sum() + dist.LogNormal(0.0, 1.0).log_prob(1.3)
+    np.testing.assert_allclose(whole, expected, rtol=1e-10)
+    assert trace["basket"]["fn"].batch_shape == (len(data),)
+    with handlers.seed(rng_seed=0), handlers.substitute(data={"scale": 1.3}):
+        part, _ = log_density(model, (data, 2), {}, {"scale": 1.3})
+    assert np.isfinite(part)
+    draws = handlers.seed(model, 0)
+    predicted = handlers.trace(handlers.uncondition(draws)).get_trace(data)["basket"]["value"]
+    assert predicted.shape == data.shape[:1] + ((N_ITEMS,) if multihot else (4,))
+
+
+def test_scan_over_baskets():
+    def model(data):
+        def step(carry, basket):
+            numpyro.sample("basket", KNDPP(carry * V, B, D, 2), obs=basket)
+            return carry * 1.1, None
+
+        scan(step, 1.0, data)
+
+    total, _ = log_density(model, (BASKETS,), {}, {})
+    expected = sum(KNDPP(1.1**i * V, B, D, 2).log_prob(basket) for i, basket in enumerate(BASKETS))
+    np.testing.assert_allclose(total, expected, rtol=1e-10)
+
+
+def test_no_tracer_leaks():
+    with jax.checking_leaks():
+        law = LAWS["KNDPP"]()
+
+        @jax.jit
+        def use(law, key):
+            probs = law.inclusion_probs().sum() + law.log_normalizer
+            return probs + law.log_prob(law.sample(key)) + law.size_log_prob()[2]
+
+        use(law, random.key(0))
+        law.log_prob(BASKETS)
+
+
+def test_batched_laws_inside_vmap_of_sample():
+    keys = random.split(random.key(0), 3)
+    draws = jax.vmap(lambda V, key: NDPP(V, B, D, validate_args=False).sample(key))(jnp.stack([V] * 3), keys)
+    assert draws.shape == (3, 4)
+
+
+@every_law
+def test_without_64_bits(name, without_x64):
+    law = LAWS[name]()
+    assert law.log_prob(BASKETS).dtype == jnp.float32
+    with jax.enable_x64(True):
+        double = LAWS[name]()
+        expected = double.log_prob(BASKETS)
+        inclusion = double.inclusion_probs()
+    np.testing.assert_allclose(law.log_prob(np.asarray(BASKETS)), expected, rtol=1e-4)
+    np.testing.assert_allclose(law.inclusion_probs(), inclusion, rtol=1e-4)
+    assert law.sample(random.key(0), (3,)).dtype == jnp.int32
+    assert jax.grad(lambda V: NDPP(V, B, D).log_prob(np.asarray(BASKETS)).sum())(V.astype(np.float32)).dtype == jnp.float32
+
+
+def test_lists_and_integers_are_accepted_as_parameters():
+    law = NDPP([[1, 0], [0, 1]], [[0], [0]], [[0]])
+    np.testing.assert_allclose(law.inclusion_probs(), [0.5, 0.5])
+
+
+def test_repr_and_discreteness():
+    law = KNDPP(V, B, D, 2)
+    assert "event shape (2,)" in repr(law)
+    assert law.is_discrete
+    assert not law.has_enumerate_support
+    assert partial(NDPP, V, B)(D).num_items == N_ITEMS
