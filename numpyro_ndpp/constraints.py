@@ -27,7 +27,7 @@ class _Subset(Constraint):
         self.min_size = min_size
         self.max_size = max_size
 
-    def __call__(self, x: ArrayLike) -> ArrayLike:
+    def __call__(self, x: Any) -> ArrayLike:
         xp = _namespace(x)
         x = xp.asarray(x)
         in_range = ((x >= 0) & (x <= self.num_items)).all(axis=-1)
@@ -44,7 +44,7 @@ class _Subset(Constraint):
 
     def tree_flatten(self) -> tuple[Any, Any]:
         names = ("num_items", "min_size", "max_size")
-        return tuple(getattr(self, name) for name in names), (names, dict())
+        return tuple(getattr(self, name) for name in names), (names, {})
 
     def eq(self, other: object, static: bool = False) -> ArrayLike:
         if not isinstance(other, _Subset):
@@ -64,7 +64,7 @@ class _PositiveSemidefinitePart(ParameterFreeConstraint):
 
     event_dim = 2
 
-    def __call__(self, x: ArrayLike) -> ArrayLike:
+    def __call__(self, x: Any) -> ArrayLike:
         xp = _namespace(x)
         x = xp.asarray(x)
         finite = xp.isfinite(x).all(axis=(-2, -1))

@@ -129,7 +129,7 @@ def _greedy_run(X: Array, W: Array, C: Array, min_size: int, max_size: int) -> _
 def _swap_one_for_pair(X: Array, W: Array, C: Array, subset: Array, size: Array) -> Array:
     """A subset one larger than the given one: the best that is had by dropping one item and adding a pair.
 
-    A run that is one item short of its size while only pairs are left to add has taken the wrong parity of single items.
+    A run that is one item short of its size with only pairs left to add has taken the wrong parity of single items.
     """
     n, width = len(X), len(subset)
 

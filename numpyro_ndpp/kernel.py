@@ -114,7 +114,9 @@ def _group_log_minors_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...
             left = jnp.concatenate([rows[..., :d1], bk], axis=-1)
             dleft = jnp.concatenate([drows[..., :d1], dbk], axis=-1)
             inverse = inverse[:, :w, :w]
-            return jnp.sum(matmul(inverse, rows) * dleft + matmul(jnp.swapaxes(inverse, 1, 2), left) * drows, axis=(1, 2))
+            return jnp.sum(
+                matmul(inverse, rows) * dleft + matmul(jnp.swapaxes(inverse, 1, 2), left) * drows, axis=(1, 2)
+            )
 
         return slope
 

@@ -22,7 +22,7 @@ Trefethen and Weideman (2014), *The exponentially convergent trapezoidal rule*.
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -283,7 +283,7 @@ def log_scale_of_mean_size(W: Array, C: Array, mean_size: Array, low: int, high:
         # The mean size is the derivative of the log-normaliser in log r.
         return jax.grad(lambda u: log_sum_esp(W, jnp.exp(u) * C, low, high, rank))(log_scale) - mean_size
 
-    def solve(_, start: Array) -> Array:
+    def solve(_: Any, start: Array) -> Array:
         log_e = restrict_sizes(log_esps(lax.stop_gradient(W), lax.stop_gradient(C)), low, high)
         return start + log_scales_of_mean_size(log_e, jnp.asarray(mean_size, log_e.dtype)[None])[0]
 

@@ -120,7 +120,7 @@ def test_expected_size_out_of_reach(size):
 
 
 def test_expected_size_above_the_true_rank():
-    with pytest.raises(ValueError, match="expected_size is 3.5, but this kernel reaches no more than"):
+    with pytest.raises(ValueError, match=r"expected_size is 3\.5, but this kernel reaches no more than"):
         NDPP(GOOD[0], np.zeros((5, 2)), GOOD[2]).with_expected_size(3.5)
 
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels import KERNELS, N, PARTS, enumerated_law
+from kernels import KERNELS, PARTS, N, enumerated_law
 from scipy import stats
 
 from numpyro_ndpp import KNDPP, NDPP, to_multihot

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels import KERNELS, N, PARTS, TRUE_RANK, all_subsets, enumerated_law, inclusion, sizes
+from kernels import KERNELS, PARTS, TRUE_RANK, N, all_subsets, enumerated_law, inclusion, sizes
 
 from numpyro_ndpp import KNDPP, NDPP, pad_subsets
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernels import KERNELS, N, PARTS, TRUE_RANK, dense_kernel, enumerated_minors
+from kernels import KERNELS, PARTS, TRUE_RANK, N, dense_kernel, enumerated_minors
 
 from numpyro_ndpp import KNDPP, NDPP, unpad_subsets
 from numpyro_ndpp.greedy import exchange, greedy_map

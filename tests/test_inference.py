@@ -39,7 +39,9 @@ def test_svi_recovers_the_inclusion_probabilities():
 
 def test_nuts_converges_on_a_small_model():
     _, baskets = simulate(n=12, d1=2, d2=2, num_baskets=100, seed=1)
-    mcmc = MCMC(NUTS(model), num_warmup=200, num_samples=200, num_chains=2, chain_method="vectorized", progress_bar=False)
+    mcmc = MCMC(
+        NUTS(model), num_warmup=200, num_samples=200, num_chains=2, chain_method="vectorized", progress_bar=False
+    )
     mcmc.run(random.key(2), 12, 2, 2, baskets)
     values = log_likelihood(model, mcmc.get_samples(), 12, 2, 2, baskets)["basket"].sum(-1)
     assert split_gelman_rubin(np.asarray(values).reshape(2, -1)) < 1.05

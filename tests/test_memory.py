@@ -22,7 +22,9 @@ def test_gradient_of_many_wide_subsets():
     def total(V, B, D, values):
         return NDPP(V, B, D, validate_args=False).log_prob(values).sum()
 
-    used = temporary_bytes(jax.value_and_grad(total, argnums=(0, 1, 2)), *parts(3941, 100, 100), ((20_000, 100), jnp.int32))
+    used = temporary_bytes(
+        jax.value_and_grad(total, argnums=(0, 1, 2)), *parts(3941, 100, 100), ((20_000, 100), jnp.int32)
+    )
     assert used < 2e9
 
 

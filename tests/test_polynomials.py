@@ -62,7 +62,9 @@ def test_all_coefficients_against_exact_arithmetic(cond):
     np.testing.assert_allclose(log_e, exact, atol=1e-9, rtol=0)
     # In float32 the eigenvalues below eps times the largest are noise; no size that they decide is likely.
     X, W = jnp.float32(X), jnp.float32(W)
-    probs, expected = (np.exp(np.asarray(a, float) - np.logaddexp.reduce(a)) for a in (polynomials.log_esps(W, gram(X)), exact))
+    probs, expected = (
+        np.exp(np.asarray(a, float) - np.logaddexp.reduce(a)) for a in (polynomials.log_esps(W, gram(X)), exact)
+    )
     np.testing.assert_allclose(probs, expected, atol=1e-4)
 
 

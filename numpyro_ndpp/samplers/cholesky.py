@@ -59,7 +59,9 @@ def _sweep(X: Array, Z: Array, width: int, key: Array) -> tuple[Array, Array]:
     """One draw (width,) of the NDPP with marginal kernel X Z Xᵀ, and its size."""
     n = len(X)
 
-    def decide(carry: tuple[Array, Array, Array], item: tuple[Array, Array, Array]):
+    def decide(
+        carry: tuple[Array, Array, Array], item: tuple[Array, Array, Array]
+    ) -> tuple[tuple[Array, Array, Array], None]:
         Z, subset, size = carry
         a, x, u = item
         right, left = matmul(Z, x), matmul(x, Z)
@@ -111,12 +113,13 @@ class Cholesky:
             scaled = jnp.exp(log_scale) * W
             return _sweep(X, matmul(scaled, jnp.linalg.inv(identity + matmul(C, scaled))), state.width, key)
 
-        if state.size_logits is None or state.log_scales is None:
+        size_logits, log_scales = state.size_logits, state.log_scales
+        if size_logits is None or log_scales is None:
             return sweep(0.0, key)[0]
 
         size_key, key = random.split(key)
-        wanted = random.categorical(size_key, state.size_logits)
-        possible = jnp.any(state.size_logits > -jnp.inf)
+        wanted = random.categorical(size_key, size_logits)
+        possible = jnp.any(size_logits > -jnp.inf)
 
         def again(carry: tuple[Array, Array, Array]) -> Array:
             number, _, size = carry
@@ -124,7 +127,7 @@ class Cholesky:
 
         def once_more(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             number, _, _ = carry
-            return number + 1, *sweep(state.log_scales[wanted], random.fold_in(key, number))
+            return number + 1, *sweep(log_scales[wanted], random.fold_in(key, number))
 
         start = (jnp.asarray(0), jnp.full(state.width, n, jnp.int32), jnp.asarray(-1))
         _, subset, size = lax.while_loop(again, once_more, start)
