@@ -1,6 +1,6 @@
 """Speed and memory of ``log_prob`` and its gradient at the size of UK Retail: n = 3,941, rank 200, a random kernel.
 
-    python benchmarks/log_prob.py [--data baskets.npz] [--output docs/log_prob_table.md]
+    python benchmarks/log_prob.py [--data baskets.npz] [--output docs/tables/log_prob.md]
 
 Two questions:
 
@@ -99,7 +99,7 @@ def papers_way(dtype: type, baskets: list[np.ndarray]) -> tuple[float, float]:
         total = sum(torch.linalg.slogdet(V[r] @ V[r].T + B[r] @ skew @ B[r].T)[1] for r in rows)
         objective = total / len(rows) - log_normalizer
         objective.backward()
-        return float(objective)
+        return objective.item()
 
     value = step()
     return median_time(step, 8), value
@@ -175,7 +175,7 @@ def main() -> None:
         "",
         "20,000 subsets padded to 100, value and gradient:",
         "",
-        "| type | extra memory, measured | temporaries, by XLA's count | time |",
+        "| type | rise of the process's peak memory beyond compilation | temporaries, by XLA's count | time |",
         "|---|---|---|---|",
     ]
     for name in ("float32", "float64"):

@@ -18,7 +18,7 @@ extensions = [
     "sphinx.ext.doctest",
     "sphinx.ext.mathjax",
 ]
-exclude_patterns = ["_build"]
+exclude_patterns = ["tables/*", "_build"]
 myst_enable_extensions = ["amsmath", "dollarmath"]
 
 html_theme = "furo"

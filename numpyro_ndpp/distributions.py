@@ -183,6 +183,7 @@ class _SubsetDistribution(Distribution):
 
     @property
     def support(self) -> Any:
+        """Increasing item numbers, filled up with n, of an allowed number."""
         return subset(self.num_items, self.min_size, self.max_size)
 
     @property
@@ -208,7 +209,7 @@ class _SubsetDistribution(Distribution):
         return self._per_kernel(lambda X, W, C: self._log_normalizer(W, C), "()")
 
     def size_log_prob(self) -> Array:
-        """log P(|S| = j) for j = 0 .. d, (..., d+1). O(d³); its derivatives cost O(d⁵)."""
+        """log P(size = j) for j = 0 .. d, (..., d+1). O(d³); its derivatives cost O(d⁵)."""
 
         def of_kernel(X: Array, W: Array, C: Array) -> Array:
             log_e = polynomials.log_esps(W, C)
@@ -450,7 +451,7 @@ class NDPP(_Parts):
 
 
 class FactorNDPP(_Factors):
-    r"""The :class:`NDPP` of the kernel L = X W Xᵀ, as :meth:`NDPP.from_factors` gives it.
+    r"""The :class:`NDPP` of the kernel L = X W Xᵀ, as :meth:`numpyro_ndpp.NDPP.from_factors` gives it.
 
     :param X: features (..., n, d), one row per item.
     :param W: inner matrix (..., d, d) with W + Wᵀ positive semidefinite up to rounding.
@@ -539,7 +540,7 @@ class KNDPP(_FixedSize, _Parts):
 
 
 class FactorKNDPP(_FixedSize, _Factors):
-    """The :class:`KNDPP` of the kernel L = X W Xᵀ, as :meth:`KNDPP.from_factors` gives it.
+    """The :class:`KNDPP` of the kernel L = X W Xᵀ, as :meth:`numpyro_ndpp.KNDPP.from_factors` gives it.
 
     :param X, W: the kernel, as for :class:`FactorNDPP`.
     :param k: the size, a Python integer from 0 to min(n, d).
@@ -589,10 +590,12 @@ class Multihot(Distribution):
         return False
 
     def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
+        """Draws of shape ``sample_shape + batch_shape + (n,)``, int32."""
         return to_multihot(self.base_dist.sample(key, sample_shape), self.base_dist.num_items)
 
     @validate_sample
     def log_prob(self, value: ArrayLike, intermediates: list[Any] | None = None) -> Array:
+        """Log-probability of vectors (..., n) of zeros and ones; -inf for one of a size that is not allowed."""
         value = jnp.asarray(value)
         n = self.base_dist.num_items
         if value.shape[-1:] != (n,):
@@ -608,11 +611,13 @@ class Multihot(Distribution):
 
     @property
     def variance(self) -> Array:
+        """p (1 - p) of the inclusion probabilities p."""
         p = self.mean
         return p * (1 - p)
 
     @property
     def mode(self) -> Array:
+        """The greedy MAP subset."""
         return to_multihot(self.base_dist.mode, self.base_dist.num_items)
 
 

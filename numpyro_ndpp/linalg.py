@@ -23,8 +23,8 @@ class Factorized(NamedTuple):
 def factorize(A: Array, row_scale: Array, column_scale: Array) -> Factorized:
     """Factors of a matrix (m, m) whose determinant cannot be negative.
 
-    :param row_scale, column_scale: positive vectors (m,) such that |A_ij| ≤ r_i c_j, and such that the terms whose sum
-        A_ij is are of that size: its rounding error is then eps·r_i c_j.
+    :param row_scale, column_scale: positive vectors (m,) such that A_ij is at most r_i c_j in magnitude, and so are the
+        terms whose sum it is: its rounding error is then eps·r_i c_j.
     """
     m, eps = len(A), jnp.finfo(A.dtype).eps
     lu, pivots, permutation = lax.linalg.lu(A / (row_scale[:, None] * column_scale))
@@ -32,7 +32,7 @@ def factorize(A: Array, row_scale: Array, column_scale: Array) -> Factorized:
     # A pivot is what is left of an entry, at most one now, after |L||U| was subtracted from it: it is zero if it drowns
     # in the rounding of either. No threshold on the determinant would do: a minor of a hundred items is tiny by nature.
     subtracted = jnp.sum(jnp.abs(jnp.tril(lu, -1)) * jnp.abs(jnp.triu(lu, 1)).T, axis=1)
-    nonzero = jnp.all(jnp.abs(pivot) > 4 * (m + 8) * eps * (1 + subtracted))
+    nonzero = jnp.all(jnp.abs(pivot) > (m + 8) * eps * (1 + subtracted))
     num_swaps = jnp.sum(pivots != jnp.arange(m))
     positive = nonzero & ((jnp.sum(pivot < 0) + num_swaps) % 2 == 0)
     log_det = jnp.sum(jnp.log(jnp.where(positive, jnp.abs(pivot), 1.0)) + jnp.log(row_scale) + jnp.log(column_scale))
