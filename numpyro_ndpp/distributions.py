@@ -279,7 +279,13 @@ class _SubsetDistribution(Distribution):
             return polynomials.log_scale_of_mean_size(W, C, size, low, high, min(self.num_items, self.rank))
 
         log_scale = jnp.vectorize(of_kernel, signature="(d,e),(d,f),()->()")(self.W, self._gram, expected_size)
-        scaled = self._scaled_ndpp(jnp.exp(log_scale / 2)[..., None, None])
+        scaled = self._scaled_ndpp(
+            jnp.exp(log_scale / 2)[..., None, None],
+            min_size=low,
+            max_size=high,
+            sampler=self.sampler,
+            validate_args=self._validate_args,
+        )
         if concrete and not_jax_tracer(log_scale) and self._validate_args:
             reached = jnp.sum(jnp.exp(scaled.size_log_prob()) * jnp.arange(self.rank + 1), axis=-1)
             if not (jnp.abs(reached - expected_size) < 1e-2).all():
@@ -296,7 +302,7 @@ class _SubsetDistribution(Distribution):
     def _ndpp_size_limits(self) -> tuple[int, int]:
         return self.min_size, self.max_size
 
-    def _scaled_ndpp(self, root: Array) -> "_SubsetDistribution":
+    def _scaled_ndpp(self, root: Array, **settings: Any) -> "_SubsetDistribution":
         """The NDPP whose features are multiplied by ``root`` (..., 1, 1)."""
         raise NotImplementedError
 
@@ -349,17 +355,8 @@ class _Parts(_SubsetDistribution):
         """The number d of features, the largest rank that the kernel can have."""
         return self.V.shape[-1] + self.B.shape[-1]
 
-    def _scaled_ndpp(self, root: Array) -> "NDPP":
-        low, high = self._ndpp_size_limits()
-        return NDPP(
-            self.V * root,
-            self.B * root,
-            self.D,
-            min_size=low,
-            max_size=high,
-            sampler=self.sampler,
-            validate_args=self._validate_args,
-        )
+    def _scaled_ndpp(self, root: Array, **settings: Any) -> "NDPP":
+        return NDPP(self.V * root, self.B * root, self.D, **settings)
 
 
 class _Factors(_SubsetDistribution):
@@ -367,16 +364,8 @@ class _Factors(_SubsetDistribution):
 
     arg_constraints: ClassVar[dict[str, Any]] = {"X": constraints.real_matrix, "W": positive_semidefinite_part}
 
-    def _scaled_ndpp(self, root: Array) -> "FactorNDPP":
-        low, high = self._ndpp_size_limits()
-        return FactorNDPP(
-            self.X * root,
-            self.W,
-            min_size=low,
-            max_size=high,
-            sampler=self.sampler,
-            validate_args=self._validate_args,
-        )
+    def _scaled_ndpp(self, root: Array, **settings: Any) -> "FactorNDPP":
+        return FactorNDPP(self.X * root, self.W, **settings)
 
 
 class NDPP(_Parts):

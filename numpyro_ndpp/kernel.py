@@ -62,7 +62,8 @@ def _factorize_minor(rows: Array, bk: Array, size: Array) -> Factorized:
     left = jnp.concatenate([rows[:, :d1], bk], axis=1)
     padding = jnp.arange(m) >= size  # a one on the diagonal leaves the determinant as it is
     minor = matmul(left, rows.T) + jnp.diag(padding.astype(rows.dtype))
-    lengths = (jnp.sqrt(jnp.sum(side**2, axis=1)) for side in (left, rows))
+    # No determinant or inverse depends on the scales; a derivative through them would fail at rows of zeros.
+    lengths = (jnp.linalg.norm(lax.stop_gradient(side), axis=1) for side in (left, rows))
     return factorize(minor, *(jnp.where(length > 0, length, 1.0) for length in lengths))
 
 
@@ -114,9 +115,8 @@ def _group_log_minors_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...
             left = jnp.concatenate([rows[..., :d1], bk], axis=-1)
             dleft = jnp.concatenate([drows[..., :d1], dbk], axis=-1)
             inverse = inverse[:, :w, :w]
-            return jnp.sum(
-                matmul(inverse, rows) * dleft + matmul(jnp.swapaxes(inverse, 1, 2), left) * drows, axis=(1, 2)
-            )
+            transposed = jnp.swapaxes(inverse, 1, 2)
+            return jnp.sum(matmul(inverse, rows) * dleft + matmul(transposed, left) * drows, axis=(1, 2))
 
         return slope
 
