@@ -124,7 +124,7 @@ class _SubsetDistribution(Distribution):
         Under jit a draw that cannot be made, because no subset of an allowed size has positive probability, is -1
         throughout.
 
-        :raises ValueError: outside jit, where no subset of an allowed size has positive probability.
+        :raises ValueError: outside jit, for a draw that cannot be made.
         """
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
             key = random.wrap_key_data(key)
@@ -136,7 +136,10 @@ class _SubsetDistribution(Distribution):
         draws = _draw(self.sampler, X, W, keys, self.min_size, self.max_size)
         draws = jnp.moveaxis(draws, 0, 1).reshape(self.shape(tuple(sample_shape)))
         if not_jax_tracer(draws) and (draws < 0).any():
-            raise ValueError(f"no subset of {self._sizes_in_words()} items has positive probability under this kernel")
+            raise ValueError(
+                f"no subset of {self._sizes_in_words()} items could be drawn: under this kernel they have probability "
+                f"zero, or are too rare for {self.sampler}"
+            )
         return draws
 
     @validate_sample
