@@ -8,8 +8,8 @@ is decided, the law of the later items given all decisions so far has a marginal
 
 Limits on the size: the size k is drawn first, from its law. Scaling the kernel leaves the law of the subsets of size k
 alone, so sweeps are made at the scale where the mean size is about k until one of them has that size, which on average
-takes about two and a half standard deviations of the size. (Not so for kernels that are nearly skew: their odd sizes are
-rare at every scale, and after ten thousand sweeps the draw is given up.)
+takes about two and a half standard deviations of the size. (Not so for kernels that are nearly skew: their odd sizes
+are rare at every scale, and after ten thousand sweeps the draw is given up.)
 
 References: Poulson (2020), *High-performance sampling of generic determinantal point processes*; Han, Gartrell,
 Gillenwater, Dohmatob and Karbasi (2022), *Scalable sampling for nonsymmetric determinantal point processes*, ICLR.
