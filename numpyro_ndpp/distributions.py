@@ -4,11 +4,12 @@ Four siblings stand on one base, which knows a kernel only by its factors X and 
 largest size: ``NDPP`` and ``KNDPP`` take V, B, D; what ``from_factors`` returns takes X and W.
 """
 
+import copy
 import math
 import operator
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from numpyro_ndpp import polynomials
 from numpyro_ndpp.constraints import positive_semidefinite_part, subset
 from numpyro_ndpp.greedy import exchange, greedy_map
 from numpyro_ndpp.kernel import gram, inner_matrix, log_minors, quadratic_forms
-from numpyro_ndpp.samplers import Cholesky
+from numpyro_ndpp.samplers import UpDown
 from numpyro_ndpp.subsets import items_of_mask, to_multihot
 
 __all__ = ["KNDPP", "NDPP", "FactorKNDPP", "FactorNDPP", "Multihot"]
@@ -94,21 +95,26 @@ def _floating(*arrays: ArrayLike) -> tuple[Array, ...]:
         return tuple(array.astype(dtype) for array in converted)
 
 
-@partial(jax.jit, static_argnums=(0, 4, 5))
-def _draw(sampler: Any, X: Array, W: Array, keys: Array, min_size: int, max_size: int) -> Array:
-    """Subsets (kernels, draws, max_size) of kernels X (kernels, n, d), W (kernels, d, d) with keys (kernels, draws)."""
+@partial(jax.jit, static_argnums=(0, 3, 4))
+def _prepare(sampler: Any, X: Array, W: Array, min_size: int, max_size: int) -> Any:
+    """What the sampler prepares for kernels X (..., n, d), W (..., d, d), with the same leading dimensions."""
+    prepare = partial(sampler.prepare, min_size=min_size, max_size=max_size)
+    for _ in X.shape[:-2]:
+        prepare = jax.vmap(prepare)
+    return prepare(X, W)
 
-    def of_kernel(X: Array, W: Array, keys: Array) -> Array:
-        state = sampler.prepare(X, W, min_size, max_size)
-        return jax.vmap(partial(sampler.draw, state))(keys)
 
-    return jax.vmap(of_kernel)(X, W, keys)
+@partial(jax.jit, static_argnums=0)
+def _sample_kernels(sampler: Any, states: Any, keys: Array) -> Array:
+    """Subsets (kernels, draws, max_size) of several kernels, prepared, with keys (kernels, draws)."""
+    return jax.vmap(sampler.sample)(states, keys)
 
 
 class _SubsetDistribution(Distribution):
     """The law P(S) ∝ det L_S over the subsets of min_size to max_size items, L = X W Xᵀ."""
 
     reparametrized_params: ClassVar[list[str]] = []
+    pytree_data_fields: tuple[str, ...] = ("_prepared",)
     pytree_aux_fields: tuple[str, ...] = ("min_size", "max_size", "sampler")
     has_enumerate_support = False
 
@@ -117,6 +123,41 @@ class _SubsetDistribution(Distribution):
     min_size: int
     max_size: int
     sampler: Any
+    _prepared: Any = None  # by prepare(); goes through jit
+    _cached: Any = None  # by the first sample; does not
+
+    def prepare(self) -> Self:
+        """The same distribution with the sampler's preprocessing done and carried along.
+
+        It is a pytree like any other distribution: passed to a jitted function, its tree and features are arguments of
+        that function, and every call of :meth:`sample` in it does without the O(n d²) of the preprocessing. Outside jit
+        :meth:`sample` keeps the preprocessing of its first call in any case.
+
+        >>> import jax
+        >>> from jax import random
+        >>> from numpyro_ndpp import KNDPP
+        >>> V, B, D = (random.normal(random.key(i), s) for i, s in enumerate([(40, 2), (40, 2), (2, 2)]))
+        >>> law = KNDPP(V, B, D, k=3).prepare()
+        >>> jax.jit(lambda law, key: law.sample(key, (5,)))(law, random.key(3)).shape
+        (5, 3)
+        """
+        prepared = copy.copy(self)
+        prepared._prepared = self._state()
+        return prepared
+
+    def _state(self) -> Any:
+        """What the sampler has prepared, each of its arrays with the batch's dimensions in front."""
+        state = self._cached if self._prepared is None else self._prepared
+        if state is not None:
+            return state
+        X = jnp.broadcast_to(self.X, (*self.batch_shape, self.num_items, self.rank))
+        W = jnp.broadcast_to(self.W, (*self.batch_shape, self.rank, self.rank))
+        if not_jax_tracer(X) and not_jax_tracer(W):
+            # Concrete parameters are prepared once, within jit too.
+            with jax.ensure_compile_time_eval():
+                self._cached = _prepare(self.sampler, X, W, self.min_size, self.max_size)
+                return self._cached
+        return _prepare(self.sampler, X, W, self.min_size, self.max_size)
 
     def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
         """Draws of shape ``sample_shape + batch_shape + event_shape``, int32, by the distribution's ``sampler``.
@@ -129,12 +170,16 @@ class _SubsetDistribution(Distribution):
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
             key = random.wrap_key_data(key)
         num_draws, num_kernels = math.prod(sample_shape), math.prod(self.batch_shape)
-        n, d = self.num_items, self.rank
-        X = jnp.broadcast_to(self.X, (*self.batch_shape, n, d)).reshape(num_kernels, n, d)
-        W = jnp.broadcast_to(self.W, (*self.batch_shape, d, d)).reshape(num_kernels, d, d)
-        keys = random.split(key, (num_kernels, num_draws))
-        draws = _draw(self.sampler, X, W, keys, self.min_size, self.max_size)
-        draws = jnp.moveaxis(draws, 0, 1).reshape(self.shape(tuple(sample_shape)))
+        if num_draws * num_kernels == 0:
+            return jnp.zeros(self.shape(tuple(sample_shape)), jnp.int32)
+        keys, state = random.split(key, (num_kernels, num_draws)), self._state()
+        if self.batch_shape:
+            num_dims = len(self.batch_shape)
+            states = jax.tree.map(lambda array: array.reshape(num_kernels, *array.shape[num_dims:]), state)
+            draws = jnp.moveaxis(_sample_kernels(self.sampler, states, keys), 0, 1)
+        else:
+            draws = self.sampler.sample(state, keys[0])
+        draws = draws.reshape(self.shape(tuple(sample_shape)))
         if not_jax_tracer(draws) and (draws < 0).any():
             raise ValueError(
                 f"no subset of {self._sizes_in_words()} items could be drawn: under this kernel they have probability "
@@ -253,7 +298,7 @@ class _SubsetDistribution(Distribution):
         num_exchanges = _static_int("num_exchanges", num_exchanges, 0, 2**31 - 1, "the largest")
 
         def of_kernel(X: Array, W: Array, C: Array) -> Array:
-            items = greedy_map(X, W, low, high)
+            items = greedy_map(X, W, C, low, high)
             return exchange(X, W, items, num_exchanges) if num_exchanges and high else items
 
         return self._per_kernel(of_kernel, "(k)")
@@ -412,7 +457,7 @@ class NDPP(_Parts):
         *,
         min_size: int = 0,
         max_size: int | None = None,
-        sampler: Any = Cholesky(),
+        sampler: Any = UpDown(),
         validate_args: bool | None = None,
     ) -> None:
         self.V, self.B, self.D = _floating(V, B, D)
@@ -435,7 +480,7 @@ class NDPP(_Parts):
         *,
         min_size: int = 0,
         max_size: int | None = None,
-        sampler: Any = Cholesky(),
+        sampler: Any = UpDown(),
         validate_args: bool | None = None,
     ) -> "FactorNDPP":
         """The NDPP of the kernel L = X W Xᵀ, for any W whose symmetric part is positive semidefinite up to rounding."""
@@ -456,7 +501,7 @@ class FactorNDPP(_Factors):
         *,
         min_size: int = 0,
         max_size: int | None = None,
-        sampler: Any = Cholesky(),
+        sampler: Any = UpDown(),
         validate_args: bool | None = None,
     ) -> None:
         self.X, self.W = _floating(X, W)
@@ -506,7 +551,7 @@ class KNDPP(_FixedSize, _Parts):
         D: ArrayLike,
         k: int,
         *,
-        sampler: Any = Cholesky(),
+        sampler: Any = UpDown(),
         validate_args: bool | None = None,
     ) -> None:
         self.V, self.B, self.D = _floating(V, B, D)
@@ -525,7 +570,7 @@ class KNDPP(_FixedSize, _Parts):
 
     @staticmethod
     def from_factors(
-        X: ArrayLike, W: ArrayLike, k: int, *, sampler: Any = Cholesky(), validate_args: bool | None = None
+        X: ArrayLike, W: ArrayLike, k: int, *, sampler: Any = UpDown(), validate_args: bool | None = None
     ) -> "FactorKNDPP":
         """The k-NDPP of the kernel L = X W Xᵀ, for any W whose symmetric part is positive semidefinite to rounding."""
         return FactorKNDPP(X, W, k, sampler=sampler, validate_args=validate_args)
@@ -539,7 +584,7 @@ class FactorKNDPP(_FixedSize, _Factors):
     """
 
     def __init__(
-        self, X: ArrayLike, W: ArrayLike, k: int, *, sampler: Any = Cholesky(), validate_args: bool | None = None
+        self, X: ArrayLike, W: ArrayLike, k: int, *, sampler: Any = UpDown(), validate_args: bool | None = None
     ) -> None:
         self.X, self.W = _floating(X, W)
         _, n, d = _shapes_of_factors(self.X.shape, self.W.shape)
@@ -613,14 +658,20 @@ class Multihot(Distribution):
         return to_multihot(self.base_dist.mode, self.base_dist.num_items)
 
 
+def _vmap_over(dist: _SubsetDistribution, **axes: int | None) -> Any:
+    # What was prepared for a batch of kernels has that batch in front.
+    batched = any(axis is not None for axis in axes.values())
+    return vmap_over.dispatch(Distribution)(dist, _prepared=0 if batched else None, **axes)
+
+
 @vmap_over.register
 def _vmap_over_parts(dist: _Parts, V: int | None = None, B: int | None = None, D: int | None = None) -> Any:
-    return vmap_over.dispatch(Distribution)(dist, V=V, B=B, D=D)
+    return _vmap_over(dist, V=V, B=B, D=D)
 
 
 @vmap_over.register
 def _vmap_over_factors(dist: _Factors, X: int | None = None, W: int | None = None) -> Any:
-    return vmap_over.dispatch(Distribution)(dist, X=X, W=W)
+    return _vmap_over(dist, X=X, W=W)
 
 
 @vmap_over.register

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ndpp.kernel import gram, log_minor, quadratic_forms
+from numpyro_ndpp.kernel import log_minor, quadratic_forms
 from numpyro_ndpp.linalg import matmul
 
 # A gain is taken for zero within this many units of rounding of the terms that were subtracted to give it.
@@ -39,6 +39,7 @@ class _Run(NamedTuple):
     gains: Array  # (n,)
     scale: Array  # (n,) sum of the magnitudes that went into the gains
     stuck: Array
+    visited: Array  # (width + 1,) whether the run passed through a subset of that size
 
 
 def _rows(X: Array, items: Array) -> Array:
@@ -90,10 +91,11 @@ def _add(X: Array, run: _Run, items: Array) -> _Run:
         gains=run.gains - jnp.sum(column * row, axis=1),
         scale=run.scale + jnp.sum(jnp.abs(column * row), axis=1),
         stuck=jnp.asarray(False),
+        visited=run.visited.at[run.size + count].set(True),
     )
 
 
-def _greedy_run(X: Array, W: Array, C: Array, min_size: int, max_size: int) -> _Run:
+def _greedy_run(X: Array, W: Array, C: Array, min_size: Array | int, max_size: Array | int, width: int) -> _Run:
     n, eps = len(X), jnp.finfo(X.dtype).eps
 
     def step(run: _Run) -> _Run:
@@ -116,12 +118,13 @@ def _greedy_run(X: Array, W: Array, C: Array, min_size: int, max_size: int) -> _
 
     left = matmul(X, W)
     start = _Run(
-        subset=jnp.full(max_size, n),
+        subset=jnp.full(width, n),
         size=jnp.asarray(0),
         W=W,
         gains=jnp.sum(left * X, axis=1),
         scale=jnp.linalg.norm(left, axis=1) * jnp.linalg.norm(X, axis=1),
         stuck=jnp.asarray(False),
+        visited=jnp.zeros(width + 1, bool).at[0].set(True),
     )
     return lax.while_loop(lambda run: ~run.stuck & (run.size < max_size), step, start)
 
@@ -146,8 +149,15 @@ def _swap_one_for_pair(X: Array, W: Array, C: Array, subset: Array, size: Array)
     return jnp.where(jnp.isfinite(log_minors[best]), subsets[best], subset)
 
 
+def _repaired_run(X: Array, W: Array, C: Array, min_size: Array | int, max_size: Array | int, width: int) -> Array:
+    """The items (width,) of a greedy run; if it ended one short of ``min_size``, a subset of that size instead."""
+    run = _greedy_run(X, W, C, min_size, max_size, width)
+    one_short = run.stuck & (run.size == min_size - 1) & (run.size > 0)
+    return lax.cond(one_short, lambda: _swap_one_for_pair(X, W, C, run.subset, run.size), lambda: run.subset)
+
+
 @partial(jax.jit, static_argnames=("min_size", "max_size"))
-def greedy_map(X: Array, W: Array, min_size: int, max_size: int) -> Array:
+def greedy_map(X: Array, W: Array, C: Array, min_size: int, max_size: int) -> Array:
     """Greedy MAP subset (max_size,), increasing and padded with n.
 
     The run goes on while the determinant grows, and up to ``min_size`` while it stays positive; where it cannot go on
@@ -155,17 +165,27 @@ def greedy_map(X: Array, W: Array, min_size: int, max_size: int) -> Array:
     """
     if max_size == 0:
         return jnp.zeros(0, jnp.int32)
-    C = gram(X)
-    run = _greedy_run(X, W, C, min_size, max_size)
-    subset = run.subset
-    if min_size > 0:
-        one_short = run.stuck & (run.size == min_size - 1)
-        subset = lax.cond(
-            one_short & (run.size > 0),
-            lambda: _swap_one_for_pair(X, W, C, subset, run.size),
-            lambda: subset,
-        )
-    return jnp.sort(subset).astype(jnp.int32)
+    return jnp.sort(_repaired_run(X, W, C, min_size, max_size, max_size)).astype(jnp.int32)
+
+
+def greedy_subsets(X: Array, W: Array, C: Array, possible: Array) -> Array:
+    """A greedy subset of every size 0 .. m in the rows of an array (m+1, m), padded with n.
+
+    :param possible: (m+1,) the sizes of which a subset is wanted; the others are left as they come.
+
+    The first items of a long run are the run for a smaller size, except in the middle of a pair and beyond its end.
+    Sizes that it did not pass through get a run of their own.
+    """
+    width = len(possible) - 1
+    run = _greedy_run(X, W, C, width, width, width)
+
+    def of_size(argument: tuple[Array, Array]) -> Array:
+        size, again = argument
+        prefix = jnp.where(jnp.arange(width) < size, run.subset, len(X))
+        return lax.cond(again, lambda: _repaired_run(X, W, C, size, size, width), lambda: prefix)
+
+    subsets = lax.map(of_size, (jnp.arange(width + 1), possible & ~run.visited))
+    return jnp.sort(subsets, axis=1).astype(jnp.int32)
 
 
 @partial(jax.jit, static_argnames=("num_exchanges",))

@@ -1,4 +1,4 @@
-"""Products at full precision, and a determinant that knows when it is zero."""
+"""Products at full precision, determinants that know when they are zero, and adjugates, which need no inverse."""
 
 from functools import partial
 from typing import NamedTuple
@@ -49,3 +49,15 @@ def inverse_transposed(factors: Factorized) -> Array:
     )
     inverse = lax.linalg.triangular_solve(lu, half, left_side=True, lower=False)
     return jnp.where(positive, inverse.T / (factors.row_scale[:, None] * factors.column_scale), 0.0)
+
+
+def determinant(A: Array) -> Array:
+    """det A of a matrix (2, 2) or (3, 3), multiplied out."""
+    return jnp.dot(A[0], adjugate(A)[:, 0], precision="highest")
+
+
+def adjugate(A: Array) -> Array:
+    """adj A = det A · A⁻¹ of a matrix (2, 2) or (3, 3), which is there for singular matrices too."""
+    if len(A) == 2:
+        return jnp.stack([jnp.stack([A[1, 1], -A[0, 1]]), jnp.stack([-A[1, 0], A[0, 0]])])
+    return jnp.stack([jnp.cross(A[1], A[2]), jnp.cross(A[2], A[0]), jnp.cross(A[0], A[1])], axis=1)

@@ -8,6 +8,7 @@ from kernels import KERNELS, PARTS, TRUE_RANK, N, dense_kernel, enumerated_minor
 
 from numpyro_ndpp import KNDPP, NDPP, unpad_subsets
 from numpyro_ndpp.greedy import exchange, greedy_map
+from numpyro_ndpp.kernel import gram
 
 
 def factors(name, dtype=np.float64):
@@ -27,7 +28,7 @@ def minors_of_size(name, k):
 def test_greedy_finds_a_subset_wherever_there_is_one(name, dtype):
     X, W = factors(name, dtype)
     for k in [1, 2, 3, 4, TRUE_RANK[name]]:
-        items = tuple(unpad_subsets(greedy_map(X, W, k, k), N))
+        items = tuple(unpad_subsets(greedy_map(X, W, gram(X), k, k), N))
         minors = minors_of_size(name, k)
         if max(minors.values()) == 0:
             assert len(items) < k  # padded, not filled with junk
@@ -43,7 +44,7 @@ def test_greedy_takes_the_largest_gain_each_time():
     for k in range(1, 9):
         gains = {a: np.linalg.det(L[np.ix_([*chosen, a], [*chosen, a])]) for a in range(N) if a not in chosen}
         chosen.append(max(gains, key=gains.get))
-        assert unpad_subsets(greedy_map(X, W, k, k), N) == sorted(chosen)
+        assert unpad_subsets(greedy_map(X, W, gram(X), k, k), N) == sorted(chosen)
 
 
 def test_pairs_join_where_no_single_item_can():
@@ -67,7 +68,7 @@ def test_exchange_never_loses_and_ends_at_a_local_optimum(name):
     X, W = factors(name)
     for k in [2, 5]:
         minors = minors_of_size(name, k)
-        start = greedy_map(X, W, k, k)
+        start = greedy_map(X, W, gram(X), k, k)
         end = tuple(unpad_subsets(exchange(X, W, start, 20), N))
         assert minors[end] >= minors[tuple(start.tolist())] * (1 - 1e-12)
         for i in end:

@@ -133,3 +133,12 @@ class Cholesky:
         start = (jnp.asarray(0), jnp.full(state.width, n, jnp.int32), jnp.asarray(-1))
         _, subset, size = lax.while_loop(again, once_more, start)
         return jnp.where(possible & (size == wanted), subset, -1)
+
+    def sample(self, state: CholeskyState, keys: Array) -> Array:
+        """Subsets (s, width), one for each key."""
+        return _draws(self, state, keys)
+
+
+@partial(jax.jit, static_argnums=0)
+def _draws(sampler: Cholesky, state: CholeskyState, keys: Array) -> Array:
+    return jax.vmap(partial(sampler.draw, state))(keys)

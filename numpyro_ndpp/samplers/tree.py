@@ -1,0 +1,199 @@
+r"""The fat-leaf tree: draws one of n items with probability proportional to a quadratic form, in O(d² log n).
+
+A query is a matrix Q (d, d) with x_aᵀ Q x_a ≥ 0 for every item a. The mass of a set of items is
+
+.. math:: \sum_{a} x_a^\top Q x_a = \langle Q, \Sigma \rangle, \qquad \Sigma = \sum_a x_a x_a^\top ,
+
+so a binary tree whose nodes keep Σ of the items in their left half tells at every node how likely the left half is. The
+tree ends in leaves of b items each, which are looked at one by one. A leaf of one item would take d times the memory of
+X; with b of about d/2 the tree takes as much as X.
+
+Only the symmetric part of Q matters and Σ is symmetric: both are kept as packed triangles, two rows of the triangle
+folded into one row of a rectangle.
+
+References: Gillenwater, Kulesza, Mariet and Vassilvitskii (2019), *A tree-based method for fast repeated sampling of
+determinantal point processes*, ICML; Han, Gartrell, Dohmatob and Karbasi (2022), *Scalable MCMC sampling for
+nonsymmetric determinantal point processes*, ICML, appendix (fat leaves).
+"""
+
+import math
+from dataclasses import dataclass, field
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax, random
+
+from numpyro_ndpp.linalg import matmul
+
+# Σ of so many leaves at a time are computed unpacked.
+_CHUNK_BYTES = 8 * 2**20
+# A mass is taken for zero within this many units of rounding of the terms whose sum it is.
+_ROUNDING_UNITS = 4
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["X", "total", "levels"], meta_fields=["leaf_size"])
+@dataclass(frozen=True)
+class Tree:
+    """Sums of x_a x_aᵀ over halves, quarters, ... of the items, and the features that they are sums of.
+
+    ``total`` (p,) is the packed sum over all items. An array of ``levels`` holds two levels of nodes (2ˡ, 3, p): the
+    sum over the left half of each of the 2ˡ nodes at depth l, and those over the left halves of its two children; the
+    first may hold the root alone, (1, 1, p). Leaf j holds the items j·b .. (j+1)·b - 1.
+    """
+
+    X: Array
+    total: Array
+    levels: tuple[Array, ...]
+    leaf_size: int = field(metadata={"static": True})
+
+    @property
+    def depth(self) -> int:
+        """The number of levels above the leaves."""
+        return sum(1 if level.shape[1] == 1 else 2 for level in self.levels)
+
+    @property
+    def num_bytes(self) -> int:
+        """What the tree takes beyond X."""
+        return sum(array.nbytes for array in (self.total, *self.levels))
+
+
+def pack(S: Array) -> Array:
+    """The upper triangle of a symmetric matrix (..., d, d) as a vector (..., p), p = d(d+1)/2 for even d.
+
+    Of the four quarters of S one is kept as it is, and the triangles of the two on the diagonal share a rectangle that
+    is one column wider. For odd d the matrix is filled up with a row and a column of zeros.
+    """
+    d = S.shape[-1]
+    half = -(-d // 2)
+    batch = [(0, 0)] * (S.ndim - 2)
+    S = jnp.pad(S, [*batch, (0, 2 * half - d), (0, 2 * half - d)])
+    first = jnp.pad(S[..., :half, :half], [*batch, (0, 0), (1, 0)])
+    second = jnp.pad(S[..., half:, half:], [*batch, (0, 0), (0, 1)])
+    row, column = jnp.arange(half)[:, None], jnp.arange(half + 1)
+    rectangle = jnp.concatenate([S[..., :half, half:], jnp.where(column > row, first, second)], axis=-1)
+    return rectangle.reshape(*S.shape[:-2], half * (2 * half + 1))
+
+
+def unpack(packed: Array, d: int) -> Array:
+    """The symmetric matrix (d, d) whose packed triangle is given."""
+    half = -(-d // 2)
+    rectangle = packed.reshape(half, 2 * half + 1)
+    across = rectangle[:, :half]
+    first, second = jnp.triu(rectangle[:, half + 1 :]), jnp.tril(rectangle[:, half:-1])
+    first, second = (triangle + triangle.T - jnp.diag(jnp.diagonal(triangle)) for triangle in (first, second))
+    return jnp.block([[first, across], [across.T, second]])[:d, :d]
+
+
+def pack_query(Q: Array) -> Array:
+    """The vector q (p,) with q · pack(Σ) = ⟨Q, Σ⟩ for every symmetric Σ."""
+    return pack(Q + Q.T - jnp.diag(jnp.diagonal(Q)))
+
+
+def _depth(n: int, d: int, leaf_size: int | None) -> int:
+    """The depth at which leaves have about d/2 items, or at most ``leaf_size``."""
+    if leaf_size is None:
+        return max(0, round(math.log2(2 * n / (d + 1))))
+    return max(0, math.ceil(math.log2(n / leaf_size)))
+
+
+def build_tree(X: Array, leaf_size: int | None = None) -> Tree:
+    """The tree over the items with features X (n, d).
+
+    :param leaf_size: the most items in a leaf. Default: about d/2, which gives a tree as large as X.
+
+    O(n d²) time; beside the tree itself a few megabytes and the next level up are held at a time.
+    """
+    n, d = X.shape
+    depth = _depth(n, d, leaf_size)
+    num_leaves = 2**depth
+    size = -(-n // num_leaves)
+    chunk = min(num_leaves, 2 ** int(math.log2(max(1, _CHUNK_BYTES // (d * d * X.dtype.itemsize)))))
+
+    def packed_sums(first: Array) -> Array:
+        rows = X.at[first + jnp.arange(chunk * size)].get(mode="fill", fill_value=0)
+        blocks = rows.reshape(chunk, size, d)
+        return pack(matmul(jnp.swapaxes(blocks, 1, 2), blocks))
+
+    def halves(first: Array) -> tuple[Array, Array]:
+        sums = packed_sums(first)
+        return sums[0::2], sums[0::2] + sums[1::2]
+
+    if depth == 0:
+        return Tree(X, packed_sums(jnp.asarray(0))[0], (), size)
+    starts = jnp.arange(num_leaves // chunk) * (chunk * size)
+    left, both = (array.reshape(num_leaves // 2, -1) for array in lax.map(halves, starts))
+    lefts = [left]
+    while len(both) > 1:
+        lefts.append(both[0::2])
+        both = both[0::2] + both[1::2]
+    levels = [lefts.pop()[:, None]] if depth % 2 else []
+    while lefts:
+        nodes, children = lefts.pop(), lefts.pop()
+        levels.append(jnp.stack([nodes, children[0::2], children[1::2]], axis=1))
+    return Tree(X, both[0], tuple(levels), size)
+
+
+def descend_to_leaf(tree: Tree, query: Array, uniforms: Array) -> Array:
+    """A leaf, drawn with probability proportional to its mass under a packed query (p,), by a number for each level."""
+    node, mass, decisions = jnp.asarray(0), matmul(tree.total, query), iter(uniforms)
+    for level in tree.levels:
+        # Two levels at a time: reading a node with both its children takes less time than waiting twice.
+        lefts = matmul(level[node], query)
+        node, mass, goes_left = _choose_half(node, mass, lefts[0], next(decisions))
+        if len(lefts) > 1:
+            node, mass, _ = _choose_half(node, mass, jnp.where(goes_left, lefts[1], lefts[2]), next(decisions))
+    return node
+
+
+def _choose_half(node: Array, mass: Array, left: Array, uniform: Array) -> tuple[Array, Array, Array]:
+    """The child of a node, its mass, and whether it is the left one."""
+    # Rounding may leave a half with slightly less than nothing.
+    left = jnp.clip(left, 0.0, jnp.maximum(mass, 0.0))
+    goes_left = uniform * mass < left
+    return 2 * node + ~goes_left, jnp.where(goes_left, left, mass - left), goes_left
+
+
+def leaf_items(tree: Tree, leaf: Array) -> tuple[Array, Array]:
+    """The items (b,) of a leaf, n beyond the last item, and their features (b, d), zero there."""
+    n, size = len(tree.X), tree.leaf_size
+    # A slice must not reach beyond the end: it starts earlier there, and what belongs to the leaf before is blanked.
+    first = jnp.minimum(leaf * size, n - size)
+    items = first + jnp.arange(size)
+    own = items >= leaf * size
+    rows = lax.dynamic_slice_in_dim(tree.X, first, size)
+    return jnp.where(own, items, n), jnp.where(own[:, None], rows, 0.0)
+
+
+def pick_above_rounding(terms: Array, items: Array, excluded: Array, uniform: Array) -> tuple[Array, Array]:
+    """An index drawn with probability proportional to the sums of the rows of terms (b, r), and whether there was one.
+
+    :param items: the items (b,) that the rows belong to.
+    :param excluded: items (m,) that are never drawn.
+    :param uniform: the random number to draw with.
+
+    A sum that drowns in the rounding of its terms is zero, and what is zero is never drawn.
+    """
+    masses, magnitudes = jnp.sum(terms, axis=1), jnp.sum(jnp.abs(terms), axis=1)
+    positive = masses > _ROUNDING_UNITS * jnp.finfo(terms.dtype).eps * magnitudes
+    positive &= ~jnp.any(items[:, None] == excluded, axis=1)
+    masses = jnp.where(positive, masses, 0.0)
+    # One product is faster than a running sum, on any device.
+    cumulative = matmul(jnp.tri(len(masses), dtype=masses.dtype), masses)
+    hits = positive & (cumulative > uniform * cumulative[-1])
+    return jnp.argmax(hits), jnp.any(hits)
+
+
+def descend(tree: Tree, Q: Array, key: Array, excluded: Array | None = None) -> tuple[Array, Array]:
+    """An item a, drawn with probability proportional to x_aᵀ Q x_a, and whether one was found.
+
+    :param Q: a matrix (d, d), of which the symmetric part counts, with x_aᵀ Q x_a ≥ 0 up to rounding for every item.
+    :param excluded: items (m,) whose mass is known to be zero; they are never drawn, whatever rounding makes of them.
+
+    O(d² log(n/d)) for the levels, O(b d²) for the leaf. Not found means that rounding led to a leaf without any mass.
+    """
+    uniforms = random.uniform(key, (tree.depth + 1,), Q.dtype)
+    items, rows = leaf_items(tree, descend_to_leaf(tree, pack_query(Q), uniforms[1:]))
+    excluded = jnp.zeros(0, items.dtype) if excluded is None else excluded
+    index, found = pick_above_rounding(matmul(rows, 0.5 * (Q + Q.T)) * rows, items, excluded, uniforms[0])
+    return items[index], found

@@ -1,0 +1,574 @@
+r"""The two-item up-down walk on subsets of k items, and draws of an NDPP by it.
+
+From S drop two items uniformly, which leaves A; then add {a, b} with probability proportional to det L_{A∪{a,b}} (the
+"up operator"). The walk's law tends to that of the k-NDPP; k² steps are the published rule of thumb.
+
+*The direct up operator* needs neither a loop over all pairs nor rejection. With the kernel conditioned on A,
+
+.. math:: W^A = W - W X_A^\top L_A^{-1} X_A W, \qquad
+          \sum_b \det L^A_{\{a,b\}} = x_a^\top M x_a, \quad M = \operatorname{tr}(W^A C)\, W^A - W^A C W^A ,
+
+and given a the determinant is a quadratic form in x_b again: two descents of the tree draw the pair exactly.
+
+L_A may be singular although A is part of a likely S: skew kernels have no odd minors at all. So A is bordered by two
+phantom items with features :math:`G` (m, 2) of their own, in the matrix
+
+.. math:: \begin{pmatrix} L_A + G G^\top & L_{A,\cdot} & G \\ L_{\cdot,A} & L & 0 \\ G^\top & 0 & I \end{pmatrix} ,
+
+whose minor on A, a, b and the phantoms is det L_{A∪{a,b}} for any G (eliminate the phantoms to see it), while
+:math:`L_A + G G^\top` is regular as soon as L_A lacks a rank of two at most, as it must if S has a positive
+determinant. With N its inverse, W′ = W - W X_Aᵀ N X_A W, E = I - Gᵀ N G, q = W X_Aᵀ N G, pᵀ = Gᵀ N X_A W and
+T = q adj(E) pᵀ,
+
+.. math:: \det L_{A∪\{a,b\}} ∝ \begin{vmatrix} W'_{ab} & q_{ab} \\ p_{ab}^\top & E \end{vmatrix}, \qquad
+          M = \det E\, (\operatorname{tr}(W'C) W' - W'CW')
+              - (\operatorname{tr}(TC) W' + \operatorname{tr}(W'C) T - W'CT - TCW') + q\, \tilde g\, p^\top
+
+with g = qᵀ C p and g̃ the transpose of its adjugate. No inverse of L_A, no case distinction.
+
+*The rejection operator* is the published one: pairs from a symmetric kernel that dominates (:mod:`.proposal`), accepted
+by the ratio of determinants. *The naive operator* looks at all pairs.
+
+References: Alimohammadi, Anari, Shiragur and Vuong (2021), *Fractionally log-concave and sector-stable polynomials*,
+STOC; Han, Gartrell, Dohmatob and Karbasi (2022), *Scalable MCMC sampling for nonsymmetric determinantal point
+processes*, ICML, Algorithms 1, 2 and 4.
+"""
+
+import math
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax, random
+from numpyro.util import not_jax_tracer
+
+from numpyro_ndpp.greedy import greedy_map, greedy_subsets
+from numpyro_ndpp.kernel import log_minor, log_minors
+from numpyro_ndpp.linalg import adjugate, determinant, matmul
+from numpyro_ndpp.polynomials import log_esps, restrict_sizes
+from numpyro_ndpp.samplers.proposal import decompose, draw_k_dpp, youla_symmetrization
+from numpyro_ndpp.samplers.tree import (
+    Tree,
+    build_tree,
+    descend,
+    descend_to_leaf,
+    leaf_items,
+    pack_query,
+    pick_above_rounding,
+    unpack,
+)
+
+UPS = ("direct", "rejection", "naive")
+INITS = ("greedy", "uniform")
+
+# Features of the phantom items. Large ones keep a singular L_A farthest from trouble, small ones disturb a regular one
+# least; a tenth of the items' own is the best of both in float32, and in float64 it hardly matters.
+_BORDER = 0.1
+# Proposals before the rejection operator hands over to the direct one.
+_MAX_PROPOSALS = 1000
+# Items at a time in the preprocessing.
+_ROWS = 4096
+# Chains that run side by side, by the memory that they take: within a cache, or as many as fill an accelerator.
+_CHUNK_BYTES = {"cpu": 16 * 2**20}
+_CHUNK_BYTES_ELSEWHERE = 4 * 2**30
+_SMALLEST_WIDTH = 8
+
+dot = partial(jnp.dot, precision="highest")
+
+
+class ChainState(NamedTuple):
+    """Where a chain is: its items (w,), padded with n, and the features of each that a step needs.
+
+    ``left`` (2, d, w) holds W x and H x of every item x, ``right`` (2, w, d) xᵀ W and xᵀ H, with H = W C W.
+    """
+
+    subset: Array
+    left: Array
+    right: Array
+
+
+class StepInfo(NamedTuple):
+    """The number of rejected proposals in a step, and whether the subset changed."""
+
+    num_rejections: Array
+    changed: Array
+
+
+class _Bordered(NamedTuple):
+    """A, bordered by two phantom items: what the formulas of the module's docstring need. Zero in the dropped slots."""
+
+    members: Array  # (w,) items of A, n in the dropped slots
+    N: Array  # (w, w)
+    from_left: Array  # (w, 2) N G, so that q = W X_Aᵀ N G
+    from_right: Array  # (w, 2) Nᵀ G
+    E: Array  # (2, 2)
+
+
+class _Pair(NamedTuple):
+    items: Array  # (2,)
+    found: Array
+    num_rejections: Array
+
+
+class _Query(NamedTuple):
+    """The matrix c_W W + c_H H + left right (d, d), its low-rank part in factors."""
+
+    coefficients: Array  # (2,)
+    left: Array  # (d, r)
+    right: Array  # (r, d)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["tree", "W", "C", "H", "packed_forms", "item_forms", "item_scale", "starts", "size_logits"],
+    meta_fields=["settings"],
+)
+@dataclass(frozen=True)
+class Walk:
+    """The up-down walk of one kernel, prepared: ``init`` and ``step`` of a chain.
+
+    The tree and the features are arguments of what is compiled, never constants in it: pass a walk through jit.
+
+    >>> import jax
+    >>> from jax import random
+    >>> from numpyro_ndpp import KNDPP, UpDown
+    >>> V, B, D = (random.normal(random.key(i), s) for i, s in enumerate([(50, 2), (50, 2), (2, 2)]))
+    >>> law = KNDPP(V, B, D, k=3)
+    >>> walk = UpDown().prepare(law.X, law.W, 3, 3)
+    >>> state = walk.init(law.greedy())
+    >>> state, info = jax.jit(lambda walk, key, state: walk.step(key, state))(walk, random.key(0), state)
+    >>> state.subset.shape, int(info.num_rejections)
+    ((3,), 0)
+    """
+
+    tree: Tree
+    W: Array  # (d, d) of the kernel scaled to entries of about one
+    C: Array  # (d, d)
+    H: Array  # (d, d) W C W
+    packed_forms: Array  # (2, p) W and H as queries of the tree
+    item_forms: Array  # (n, 2) xᵀ W x and xᵀ H x
+    item_scale: Array  # (n,) one over the size of an item's entries in L
+    starts: Array  # (w,) or, where the size varies, (w+1, w): a subset of positive probability of each size
+    size_logits: Array | None  # (d+1,) where the size varies
+    settings: "UpDown" = field(metadata={"static": True})
+
+    @property
+    def width(self) -> int:
+        """The largest size."""
+        return self.starts.shape[-1]
+
+    def init(self, subset: Array) -> ChainState:
+        """A chain at a subset (w,) of positive probability, padded with n."""
+        subset = jnp.sort(jnp.asarray(subset, jnp.int32))
+        return ChainState(subset, *self._images(self._features(subset)))
+
+    def step(self, key: Array, state: ChainState) -> tuple[ChainState, StepInfo]:
+        """One step: two items dropped, two added. Subsets of fewer than two items stay as they are.
+
+        O(k d² + d² log n) for the direct operator. The law of the walk is invariant under any number of steps.
+        """
+        n, width = len(self.tree.X), len(state.subset)
+        if width < 2:
+            return state, StepInfo(jnp.asarray(0), jnp.asarray(False))
+        drop_key, *up_keys = random.split(key, 3)
+        size = jnp.sum(state.subset < n)
+        uniforms = random.uniform(drop_key, (width + 2,), self.W.dtype)
+        i = jnp.floor(uniforms[0] * size).astype(jnp.int32)
+        j = jnp.floor(uniforms[1] * (size - 1)).astype(jnp.int32)
+        j = j + (j >= i)
+        slot = jnp.arange(width)
+        kept = (slot < size) & (slot != i) & (slot != j)
+
+        bordered = self._border(state, kept, uniforms[2:])
+        up = {"direct": self._direct, "rejection": self._rejection, "naive": self._naive}[self.settings.up]
+        pair = up(up_keys, state, bordered)
+
+        # Rounding may have led the draw astray, to where there is no mass: then the chain stays.
+        moves = pair.found & (size >= 2)
+        is_i, is_j = moves & (slot == i), moves & (slot == j)
+        (left_a, right_a), (left_b, right_b) = (self._images(x) for x in self._features(pair.items))
+        left = jnp.where(is_i, left_a[..., None], jnp.where(is_j, left_b[..., None], state.left))
+        is_row_i, is_row_j = is_i[:, None], is_j[:, None]
+        right = jnp.where(is_row_i, right_a[:, None], jnp.where(is_row_j, right_b[:, None], state.right))
+        items = pair.items.astype(state.subset.dtype)
+        subset = jnp.where(is_i, items[0], jnp.where(is_j, items[1], state.subset))
+        dropped = jnp.where(slot == i, state.subset[i], state.subset[j])
+        changed = moves & ~jnp.all(jnp.isin(items, jnp.where(kept, n, dropped)))
+        return ChainState(subset, left, right), StepInfo(jnp.where(moves, pair.num_rejections, 0), changed)
+
+    def _features(self, items: Array) -> Array:
+        return self.tree.X.at[items].get(mode="fill", fill_value=0)
+
+    def _images(self, x: Array) -> tuple[Array, Array]:
+        """W x and H x, and xᵀ W and xᵀ H, of the features x (d,) of one item or (w, d) of several."""
+        W, H = self.W, self.H
+        return jnp.stack([matmul(W, x.T), matmul(H, x.T)]), jnp.stack([matmul(x, W), matmul(x, H)])
+
+    def _border(self, state: ChainState, kept: Array, uniforms: Array) -> _Bordered:
+        """A, the kept slots (w,) of a chain, and two phantom items in general position."""
+        width, dtype = len(kept), self.W.dtype
+        scale = jnp.where(kept, self.item_scale.at[state.subset].get(mode="fill", fill_value=0), 0.0)
+        # Directions spread evenly, in random order: no two items share one, no vector is orthogonal to all for long.
+        angle = math.pi * jnp.sum(uniforms[:, None] > uniforms, axis=1) / width
+        G = _BORDER * jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1) * kept[:, None]
+        L = matmul(state.right[0], self._features(state.subset).T)
+        regular = L * scale[:, None] * scale + matmul(G, G.T) + jnp.diag((~kept).astype(dtype))
+        inverse = jnp.linalg.inv(regular)
+        from_left = matmul(inverse, G)
+        return _Bordered(
+            members=jnp.where(kept, state.subset, len(self.tree.X)),
+            N=inverse * scale[:, None] * scale,
+            from_left=from_left * scale[:, None],
+            from_right=matmul(G.T, inverse).T * scale[:, None],
+            E=jnp.eye(2, dtype=dtype) - matmul(G.T, from_left),
+        )
+
+    def _direct(self, keys: list[Array], state: ChainState, bordered: _Bordered) -> _Pair:
+        """The pair by two descents."""
+        # In float64 the queries stay in factors, which spares products of d³. Their terms are as large as the kernel,
+        # though, and where A takes most of that away, float32 has no digits left: there W′ is formed first.
+        factored = self.W.dtype == jnp.float64
+        first: Callable[..., Any] = self._first_factored if factored else self._first_dense
+        second: Callable[..., Any] = self._second_factored if factored else self._second_dense
+        draw: Callable[..., Any] = self._draw_factored if factored else partial(descend, self.tree)
+        members = bordered.members
+        a, found_a = draw(first(state, bordered), keys[0], members)
+        b, found_b = draw(second(state, bordered, self._features(a)), keys[1], jnp.append(members, a))
+        return _Pair(jnp.stack([a, b]), found_a & found_b, jnp.asarray(0))
+
+    def _conditioned(self, state: ChainState, bordered: _Bordered) -> Array:
+        """W′ (d, d)."""
+        return self.W - matmul(state.left[0], matmul(bordered.N, state.right[0]))
+
+    def _first_dense(self, state: ChainState, bordered: _Bordered) -> Array:
+        """M, the query for the first item."""
+        W, C, E = self._conditioned(state, bordered), self.C, bordered.E
+        q, p = matmul(state.left[0], bordered.from_left), matmul(bordered.from_right.T, state.right[0]).T
+        WC = matmul(W, C)
+        det_E, qE = determinant(E), matmul(q, adjugate(E))  # T = qE pᵀ
+        pC = matmul(p.T, C)
+        trace_WC, trace_TC = jnp.trace(WC), jnp.sum(pC.T * qE)
+        g = matmul(pC, q).T
+        # all terms with pᵀ on the right
+        ends_in_p = matmul(WC, qE) - trace_WC * qE + matmul(q, adjugate(g).T)
+        return (
+            (det_E * trace_WC - trace_TC) * W
+            - matmul(det_E * WC, W)
+            + matmul(ends_in_p, p.T)
+            + matmul(qE, matmul(pC, W))
+        )
+
+    def _second_dense(self, state: ChainState, bordered: _Bordered, x: Array) -> Array:
+        """The query for the second item, given the features x of the first."""
+        W = self._conditioned(state, bordered)
+        q, p = matmul(state.left[0], bordered.from_left), matmul(bordered.from_right.T, state.right[0]).T
+        left, right = (jnp.concatenate([v[:, None], u], axis=1) for v, u in ((matmul(W, x), q), (matmul(x, W), p)))
+        corner = self._corner(matmul(x, left), matmul(x, right), bordered.E)
+        return determinant(corner) * W - matmul(matmul(left, adjugate(corner)), right.T)
+
+    def _corner(self, row: Array, column: Array, E: Array) -> Array:
+        """The matrix (3, 3) over an item and the phantoms, E below a row (3,) and a column (3,)."""
+        return jnp.concatenate([row[None], jnp.concatenate([column[1:, None], E], axis=1)])
+
+    def _first_factored(self, state: ChainState, bordered: _Bordered) -> _Query:
+        """M, multiplied out in the features of A: with U = W X_Aᵀ, Z = X_A W, R = H X_Aᵀ, Y = X_A H and J = Y X_Aᵀ,
+
+        W′ = W - U N Z and W′CW′ = H - U N Y - R N Z + U N J N Z, and likewise for the other terms.
+        """
+        N, a, b, E = bordered.N, bordered.from_left, bordered.from_right, bordered.E
+        J = matmul(state.right[1], self._features(state.subset).T)
+        det_E, aE = determinant(E), matmul(a, adjugate(E))  # T = U aE bᵀ Z
+        NJ, bJ = matmul(N, J), matmul(b.T, J)
+        trace_WC = jnp.sum(self.W * self.C) - jnp.trace(NJ)
+        trace_TC = jnp.sum(bJ * aE.T)
+        g = matmul(bJ, a).T
+        c_W = det_E * trace_WC - trace_TC
+        T = matmul(aE, b.T)
+        ends_in_b = matmul(a, adjugate(g).T) - trace_WC * aE - matmul(NJ, aE)
+        between = matmul(ends_in_b, b.T) - matmul(det_E * NJ + matmul(aE, bJ), N) - c_W * N
+        across = det_E * N + T
+        (Z, Y), across_Z = state.right, matmul(across, state.right[0])
+        right = jnp.concatenate([matmul(between, Z) + matmul(across, Y), across_Z])
+        return _Query(jnp.stack([c_W, -det_E]), jnp.concatenate([*state.left], axis=1), right)
+
+    def _second_factored(self, state: ChainState, bordered: _Bordered, x: Array) -> _Query:
+        """The query for the second item, given the features x of the first, in those of A and x."""
+        N, a, b = bordered.N, bordered.from_left, bordered.from_right
+        to_x, from_x = matmul(state.right[0], x), matmul(x, state.left[0])  # L_{A,x}, L_{x,A}
+        own_left, own_right = matmul(self.W, x), matmul(x, self.W)
+        # W′x = [U, Wx] times the first column, and so on
+        left = jnp.pad(jnp.concatenate([-matmul(N, to_x)[:, None], a], axis=1), ((0, 1), (0, 0))).at[-1, 0].set(1.0)
+        right = jnp.pad(jnp.concatenate([-matmul(from_x, N)[:, None], b], axis=1), ((0, 1), (0, 0))).at[-1, 0].set(1.0)
+        own = dot(x, own_left)
+        corner = self._corner(matmul(jnp.append(from_x, own), left), matmul(jnp.append(to_x, own), right), bordered.E)
+        det_corner = determinant(corner)
+        between = -det_corner * jnp.pad(N, (0, 1)) - matmul(matmul(left, adjugate(corner)), right.T)
+        return _Query(
+            coefficients=jnp.stack([det_corner, jnp.zeros_like(det_corner)]),
+            left=jnp.concatenate([state.left[0], own_left[:, None]], axis=1),
+            right=matmul(between, jnp.concatenate([state.right[0], own_right[None]])),
+        )
+
+    def _draw_factored(self, query: _Query, key: Array, excluded: Array) -> tuple[Array, Array]:
+        """An item by a descent. Its leaf's masses come from the factors where that is less than O(d²) an item."""
+        low_rank = matmul(query.left, query.right)
+        packed = matmul(query.coefficients, self.packed_forms) + pack_query(low_rank)
+        uniforms = random.uniform(key, (self.tree.depth + 1,), packed.dtype)
+        items, rows = leaf_items(self.tree, descend_to_leaf(self.tree, packed, uniforms[1:]))
+        own = query.coefficients * self.item_forms.at[items].get(mode="fill", fill_value=0)
+        d, rank = query.left.shape
+        if 2 * rank < d:
+            terms = matmul(rows, query.left) * matmul(rows, query.right.T)
+        else:
+            terms = matmul(rows, low_rank) * rows
+        index, found = pick_above_rounding(jnp.concatenate([own, terms], axis=1), items, excluded, uniforms[0])
+        return items[index], found
+
+    def _rejection(self, keys: list[Array], state: ChainState, bordered: _Bordered) -> _Pair:
+        """The published operator (Algorithm 2): pairs of a symmetric kernel that dominates, until one is accepted.
+
+        Where L_A is singular there is no conditional kernel to symmetrise, and after too many rejections the direct
+        operator takes over. Neither changes the law: both operators draw from the same one.
+        """
+        det_E = determinant(bordered.E)
+        regular = det_E > jnp.sqrt(jnp.finfo(det_E.dtype).eps)
+        # L_A⁻¹ = N + N G E⁻¹ Gᵀ N
+        across = matmul(matmul(bordered.from_left, adjugate(bordered.E)), bordered.from_right.T)
+        inverse = bordered.N + across / jnp.where(regular, det_E, 1.0)
+        W = self.W - matmul(state.left[0], matmul(inverse, state.right[0]))
+        What = youla_symmetrization(W)
+        proposal = decompose(What, self.C)
+
+        def propose(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            number, _, _ = carry
+            draw_key, accept_key = random.split(random.fold_in(keys[0], number))
+            items, found = draw_k_dpp(self.tree, proposal, 2, draw_key, bordered.members)
+            x = self._features(items)
+            target, dominating = (determinant(matmul(matmul(x, Q), x.T)) for Q in (W, What))
+            accepted = found & (random.uniform(accept_key, (), W.dtype) * dominating < target)
+            return number + 1, items, accepted
+
+        def unfinished(carry: tuple[Array, Array, Array]) -> Array:
+            number, _, accepted = carry
+            return regular & ~accepted & (number < _MAX_PROPOSALS)
+
+        start = (jnp.asarray(0), jnp.full(2, len(self.tree.X)), jnp.asarray(False))
+        number, items, accepted = lax.while_loop(unfinished, propose, start)
+        direct_keys = [random.fold_in(key, _MAX_PROPOSALS) for key in keys]
+        return lax.cond(
+            accepted,
+            lambda: _Pair(items, accepted, number - 1),
+            lambda: self._direct(direct_keys, state, bordered)._replace(num_rejections=number),
+        )
+
+    def _naive(self, keys: list[Array], state: ChainState, bordered: _Bordered) -> _Pair:
+        """All pairs, by the determinants of all their subsets: O(n² k² (d + k)). For checking the others."""
+        n = len(self.tree.X)
+        rest = jnp.sort(bordered.members)
+        size = jnp.sum(rest < n)
+        others = jnp.arange(n, dtype=rest.dtype)
+
+        def log_weights(a: Array) -> Array:
+            """log det L_{A∪{a,b}} for every b."""
+            subsets = jnp.broadcast_to(rest, (n, len(rest))).at[:, size].set(a, mode="drop")
+            subsets = subsets.at[others, size + 1].set(others, mode="drop")
+            possible = ~jnp.isin(others, rest) & ~jnp.isin(a, rest) & (others != a)
+            return jnp.where(possible, log_minors(self.tree.X, self.W, subsets), -jnp.inf)
+
+        a = random.categorical(keys[0], lax.map(lambda a: jax.nn.logsumexp(log_weights(a)), others))
+        weights = log_weights(a)
+        b = random.categorical(keys[1], weights)
+        return _Pair(jnp.stack([a, b]), weights[b] > -jnp.inf, jnp.asarray(0))
+
+    def _single(self, key: Array) -> Array:
+        """A subset (w,) of one item."""
+        item, _ = descend(self.tree, self.W, key)
+        return jnp.full(self.width, len(self.tree.X), jnp.int32).at[0].set(item.astype(jnp.int32))
+
+
+def _distinct_items(n: int, size: Array | int, width: int, key: Array) -> Array:
+    """``size`` of n items (width,), uniformly without repetition and padded with n (Floyd's algorithm)."""
+
+    def add(subset: Array, step: tuple[Array, Array]) -> tuple[Array, None]:
+        number, key = step
+        last = n - size + number
+        item = random.randint(key, (), 0, jnp.maximum(last, 0) + 1)
+        item = jnp.where(jnp.isin(item, subset), last, item)
+        return subset.at[number].set(jnp.where(number < size, item, n)), None
+
+    return lax.scan(add, jnp.full(width, n), (jnp.arange(width), random.split(key, width)))[0]
+
+
+def _chunk_size(walk: Walk, width: int) -> int:
+    """How many chains run side by side, by what one of them takes in the middle of a step."""
+    d = walk.W.shape[0]
+    most = _CHUNK_BYTES.get(jax.default_backend(), _CHUNK_BYTES_ELSEWHERE)
+    return max(1, most // (walk.W.dtype.itemsize * 8 * d * (width + d)))
+
+
+def _widths(width: int) -> list[int]:
+    """The widths at which draws of different sizes are made, increasing, each about half the next."""
+    widths = [width]
+    while widths[0] > _SMALLEST_WIDTH:
+        widths.insert(0, -(-widths[0] // 2))
+    return widths
+
+
+def _draw_of_size(walk: Walk, width: int, size: Array | int, key: Array) -> Array:
+    """A subset (width,) of ``size`` items, or -1 throughout where none has a positive probability."""
+    n, settings = len(walk.tree.X), walk.settings
+    if width == 0:
+        return jnp.zeros(0, jnp.int32)
+    start_key, single_key, walk_key = random.split(key, 3)
+    start = (walk.starts if walk.size_logits is None else walk.starts[size])[:width]
+    possible = jnp.sum(start < n) == size
+    if settings.init == "uniform":
+        uniform = jnp.sort(_distinct_items(n, size, width, start_key)).astype(start.dtype)
+        start = jnp.where(log_minor(walk.tree.X, walk.W, uniform) > -jnp.inf, uniform, start)
+    if width == 1 or walk.size_logits is not None:
+        start = jnp.where(size == 1, walk._single(single_key)[:width], start)
+
+    def body(number: Array, state: ChainState) -> ChainState:
+        return walk.step(random.fold_in(walk_key, number), state)[0]
+
+    num_steps = size**2 if settings.num_steps is None else settings.num_steps
+    num_steps = jnp.where(possible & (size >= 2), num_steps, 0)
+    subset = lax.fori_loop(0, num_steps, body, walk.init(start)).subset
+    return jnp.where(possible, jnp.sort(subset), -1).astype(jnp.int32)
+
+
+@partial(jax.jit, static_argnums=1)
+def _draws(walk: Walk, width: int, sizes: Array, keys: Array) -> Array:
+    """Subsets (s, width) of the sizes (s,), so many chains side by side as memory allows."""
+    number = len(keys)
+    if number == 1:
+        return _draw_of_size(walk, width, sizes[0], keys[0])[None]
+    num_chunks = -(-number // _chunk_size(walk, width))
+    chunk = -(-number // num_chunks)
+    padding = jnp.arange(num_chunks * chunk) % number
+    chunks = (array[padding].reshape(num_chunks, chunk) for array in (sizes, keys))
+    draw = jax.vmap(partial(_draw_of_size, walk, width))
+    if num_chunks == 1:
+        return draw(*(array[0] for array in chunks))
+    return lax.map(lambda arguments: draw(*arguments), tuple(chunks)).reshape(num_chunks * chunk, width)[:number]
+
+
+@dataclass(frozen=True)
+class UpDown:
+    r"""The default sampler: the two-item up-down walk of Han et al. (2022) on the fat-leaf tree, for all laws.
+
+    Approximate, as MCMC is: every draw is a chain of its own, from a start of positive probability. After preprocessing
+    of O(n d²) a step costs O(k d² + d² log n). An :class:`~numpyro_ndpp.NDPP` draws its size first, exactly.
+
+    :param num_steps: steps of a draw; None is k² for a subset of k items.
+    :param up: how a step draws its pair. ``"direct"``: two descents of the tree, no rejection. ``"rejection"``: the
+        published way, O(d³) a step and so many proposals as it takes. ``"naive"``: all pairs, O(n²).
+    :param init: where a chain starts. ``"greedy"``: at the greedy MAP subset. ``"uniform"``: at a uniform subset, or
+        the greedy one if that has probability zero.
+    :param leaf_size: the most items in a leaf of the tree; None is about d/2, which gives a tree as large as X.
+    :raises ValueError: for settings that are not allowed.
+
+    >>> from jax import random
+    >>> from numpyro_ndpp import KNDPP, UpDown
+    >>> V, B, D = (random.normal(random.key(i), s) for i, s in enumerate([(100, 4), (100, 4), (4, 4)]))
+    >>> KNDPP(V, B, D, k=3, sampler=UpDown(num_steps=20)).sample(random.key(3), (2,)).shape
+    (2, 3)
+    """
+
+    num_steps: int | None = None
+    up: str = "direct"
+    init: str = "greedy"
+    leaf_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_steps", 0), ("leaf_size", 1)):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            try:
+                number = operator.index(value)
+            except TypeError:
+                number = -1
+            if isinstance(value, bool) or number < least:
+                raise ValueError(f"{name} must be None or an integer, at least {least}, got {value!r}")
+            object.__setattr__(self, name, number)
+        for name, allowed in (("up", UPS), ("init", INITS)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
+
+    def prepare(self, X: Array, W: Array, min_size: int, max_size: int) -> Walk:
+        """The walk of one kernel: the tree, C, a start for every size and the law of the size. O(n d²) once."""
+        n, d = X.shape
+        tree = build_tree(X, self.leaf_size)
+        C = unpack(tree.total, d)
+        size_logits = None
+        if min_size == max_size:
+            starts = greedy_map(X, W, C, max_size, max_size)
+        else:
+            size_logits = restrict_sizes(log_esps(W, C), min_size, max_size)
+            starts = greedy_subsets(X, W, C, size_logits[: max_size + 1] > -jnp.inf)
+        # The law of a given size does not depend on the scale of the kernel; entries of about one overflow nowhere.
+        scale = jnp.trace(C) / n * jnp.linalg.norm(W)
+        W = W / jnp.where(scale > 0, scale, 1.0)
+        H = matmul(W, matmul(C, W))
+
+        def of_item(x: Array) -> tuple[Array, Array]:
+            right = matmul(x, W)
+            length = jnp.sqrt(jnp.linalg.norm(x) * jnp.linalg.norm(right))
+            return jnp.stack([dot(right, x), dot(matmul(x, H), x)]), 1 / jnp.where(length > 0, length, 1.0)
+
+        item_forms, item_scale = lax.map(of_item, X, batch_size=min(n, _ROWS))
+        packed_forms = jnp.stack([pack_query(W), pack_query(H)])
+        return Walk(tree, W, C, H, packed_forms, item_forms, item_scale, starts, size_logits, self)
+
+    def draw(self, walk: Walk, key: Array) -> Array:
+        """One subset, padded; -1 throughout if none of an allowed size has a positive probability."""
+        return self.sample(walk, key[None])[0]
+
+    def sample(self, walk: Walk, keys: Array) -> Array:
+        """Subsets (s, w), one for each key.
+
+        Where the size varies, a draw costs the width at which it is made. Outside jit draws of like sizes are made
+        together, at about their own width.
+        """
+        if walk.size_logits is None:
+            return _draws(walk, walk.width, jnp.full(len(keys), walk.width), keys)
+        sizes, keys = _draw_sizes(walk.size_logits, keys)
+        if not_jax_tracer(sizes) and not_jax_tracer(walk.W):
+            return _draws_by_width(walk, np.asarray(sizes), keys)
+        return _draws(walk, walk.width, sizes, keys)
+
+
+@jax.jit
+def _draw_sizes(size_logits: Array, keys: Array) -> tuple[Array, Array]:
+    """The sizes (s,) of subsets, and keys (s,) to go on with."""
+
+    def draw(key: Array) -> tuple[Array, Array]:
+        size_key, key = random.split(key)
+        return random.categorical(size_key, size_logits), key
+
+    return jax.vmap(draw)(keys)
+
+
+def _draws_by_width(walk: Walk, sizes: np.ndarray, keys: Array) -> Array:
+    """Subsets (s, w) of the sizes (s,): for each width of a few as many chunks of one shape as it takes."""
+    widths = np.array(_widths(walk.width))
+    draws = np.full((len(sizes), walk.width), len(walk.tree.X), np.int32)
+    by_width = np.searchsorted(widths, sizes)
+    for index in np.unique(by_width):
+        width = int(widths[index])
+        members = np.flatnonzero(by_width == index)
+        members = members[np.argsort(sizes[members], kind="stable")]  # like numbers of steps side by side
+        chunk = min(len(sizes), _chunk_size(walk, width))
+        for first in range(0, len(members), chunk):
+            rows = members[first : first + chunk]
+            filled = np.resize(rows, chunk)
+            subsets = np.asarray(_draws(walk, width, sizes[filled], keys[filled]))[: len(rows)]
+            draws[rows, :width] = subsets
+            draws[rows[(subsets < 0).any(axis=1)]] = -1
+    return jnp.asarray(draws)
