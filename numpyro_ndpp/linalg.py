@@ -51,9 +51,14 @@ def inverse_transposed(factors: Factorized) -> Array:
     return jnp.where(positive, inverse.T / (factors.row_scale[:, None] * factors.column_scale), 0.0)
 
 
+def thin_product(A: Array, B: Array) -> Array:
+    """A B for an A of a few columns, as a sum of outer products, which fuses with what is done to it."""
+    return sum((A[:, i, None] * B[i] for i in range(1, A.shape[1])), A[:, 0, None] * B[0])
+
+
 def determinant(A: Array) -> Array:
     """det A of a matrix (2, 2) or (3, 3), multiplied out."""
-    return jnp.dot(A[0], adjugate(A)[:, 0], precision="highest")
+    return jnp.sum(A[0] * adjugate(A)[:, 0])
 
 
 def adjugate(A: Array) -> Array:

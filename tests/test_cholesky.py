@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from chi_square import chi_square_p_value
 from kernels import KERNELS, PARTS, N, enumerated_law
 from scipy import stats
 
-from numpyro_ndpp import KNDPP, NDPP, to_multihot
+from numpyro_ndpp import KNDPP, NDPP, Cholesky, to_multihot
 from numpyro_ndpp.samplers.cholesky import _uniform
 
 NUM_DRAWS = 20_000
@@ -18,27 +19,11 @@ def draw_masks(law, key):
     return to_multihot(law.sample(key, (NUM_DRAWS,)), N)
 
 
-def chi_square_p_value(law, draws):
-    """p-value of the draws (s, n) under an enumerated law; cells that expect less than 5 draws are put together."""
-    codes = draws @ (2 ** np.arange(N))
-    observed = np.bincount(codes, minlength=2**N)
-    expected = np.zeros(2**N)
-    for subset, p in law.items():
-        expected[sum(2**item for item in subset)] = p * len(draws)
-    large = expected >= 5
-    observed = np.append(observed[large], observed[~large].sum())
-    expected = np.append(expected[large], expected[~large].sum())
-    if expected[-1] < 1e-6:
-        assert observed[-1] == 0  # a subset of probability zero was drawn
-        observed, expected = observed[:-1], expected[:-1]
-    return stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue if len(observed) > 1 else 1.0
-
-
 def factored(name, k=None, **limits):
     law = NDPP(*PARTS[name])
     if k is None:
-        return NDPP.from_factors(law.X, law.W, **limits)
-    return KNDPP.from_factors(law.X, law.W, k)
+        return NDPP.from_factors(law.X, law.W, sampler=Cholesky(), **limits)
+    return KNDPP.from_factors(law.X, law.W, k, sampler=Cholesky())
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -64,14 +49,14 @@ def test_draws_of_limited_size_follow_the_law(low, high):
 
 
 def test_float32_draws_follow_the_law():
-    law = NDPP(*(np.float32(part) for part in PARTS["ordinary"]))
+    law = NDPP(*(np.float32(part) for part in PARTS["ordinary"]), sampler=Cholesky())
     draws = np.asarray(draw_masks(law, jax.random.key(4)))
     assert chi_square_p_value(enumerated_law("ordinary"), draws) > 1e-4
 
 
 def test_sizes_zero_one_and_rank():
     assert factored("ordinary", 0).sample(jax.random.key(0), (3,)).shape == (3, 0)
-    assert NDPP(*PARTS["ordinary"], max_size=0).sample(jax.random.key(0), (3,)).shape == (3, 0)
+    assert factored("ordinary", max_size=0).sample(jax.random.key(0), (3,)).shape == (3, 0)
     for k in (1, 8):
         draws = factored("ordinary", k).sample(jax.random.key(0), (100,))
         assert (draws < N).all()
@@ -79,7 +64,7 @@ def test_sizes_zero_one_and_rank():
 
 
 def test_impossible_size_is_an_error_and_minus_one_under_jit():
-    law = KNDPP(*PARTS["skew"], 3)
+    law = factored("skew", 3)
     with pytest.raises(ValueError, match="no subset of 3 items could be drawn"):
         law.sample(jax.random.key(0))
     draws = jax.jit(lambda key: law.sample(key, (4,)))(jax.random.key(0))

@@ -8,8 +8,7 @@ so a binary tree whose nodes keep Σ of the items in their left half tells at ev
 tree ends in leaves of b items each, which are looked at one by one. A leaf of one item would take d times the memory of
 X; with b of about d/2 the tree takes as much as X.
 
-Only the symmetric part of Q matters and Σ is symmetric: both are kept as packed triangles, two rows of the triangle
-folded into one row of a rectangle.
+Only the symmetric part of Q matters and Σ is symmetric: both are kept as packed triangles.
 
 References: Gillenwater, Kulesza, Mariet and Vassilvitskii (2019), *A tree-based method for fast repeated sampling of
 determinantal point processes*, ICML; Han, Gartrell, Dohmatob and Karbasi (2022), *Scalable MCMC sampling for
@@ -30,39 +29,50 @@ from numpyro_ndpp.linalg import matmul
 _CHUNK_BYTES = 8 * 2**20
 # A mass is taken for zero within this many units of rounding of the terms whose sum it is.
 _ROUNDING_UNITS = 4
+# Leaves have a multiple of so many items, as the tiles of a matrix product have.
+_ALIGNMENT = 8
+# So many levels, or one less, are left out at the top: all nodes below are looked at, in a single product.
+_TOP_DEPTH = {"cpu": 2}
+_TOP_DEPTH_ELSEWHERE = 6
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["X", "total", "levels"], meta_fields=["leaf_size"])
+@partial(jax.tree_util.register_dataclass, data_fields=["X", "top", "levels"], meta_fields=["leaf_size"])
 @dataclass(frozen=True)
 class Tree:
     """Sums of x_a x_aᵀ over halves, quarters, ... of the items, and the features that they are sums of.
 
-    ``total`` (p,) is the packed sum over all items. An array of ``levels`` holds two levels of nodes (2ˡ, 3, p): the
-    sum over the left half of each of the 2ˡ nodes at depth l, and those over the left halves of its two children; the
-    first may hold the root alone, (1, 1, p). Leaf j holds the items j·b .. (j+1)·b - 1.
+    ``top`` (2ᵗ, p) holds the packed sum of every node at depth t. Each array of ``levels`` holds two levels more
+    (2ˡ, 3, p): for every node at depth l the sum over its left half and those over the left halves of its two children.
+    Leaf j holds the items j·b .. (j+1)·b - 1.
     """
 
     X: Array
-    total: Array
+    top: Array
     levels: tuple[Array, ...]
     leaf_size: int = field(metadata={"static": True})
 
     @property
     def depth(self) -> int:
         """The number of levels above the leaves."""
-        return sum(1 if level.shape[1] == 1 else 2 for level in self.levels)
+        return len(self.top).bit_length() - 1 + 2 * len(self.levels)
+
+    @property
+    def num_decisions(self) -> int:
+        """How many random numbers a descent takes."""
+        return 2 + 2 * len(self.levels)
 
     @property
     def num_bytes(self) -> int:
         """What the tree takes beyond X."""
-        return sum(array.nbytes for array in (self.total, *self.levels))
+        return sum(array.nbytes for array in (self.top, *self.levels))
 
 
 def pack(S: Array) -> Array:
     """The upper triangle of a symmetric matrix (..., d, d) as a vector (..., p), p = d(d+1)/2 for even d.
 
     Of the four quarters of S one is kept as it is, and the triangles of the two on the diagonal share a rectangle that
-    is one column wider. For odd d the matrix is filled up with a row and a column of zeros.
+    is one column wider: slices, where a gather of the triangle would be slow. For odd d the matrix is filled up with a
+    row and a column of zeros.
     """
     d = S.shape[-1]
     half = -(-d // 2)
@@ -85,9 +95,14 @@ def unpack(packed: Array, d: int) -> Array:
     return jnp.block([[first, across], [across.T, second]])[:d, :d]
 
 
-def pack_query(Q: Array) -> Array:
-    """The vector q (p,) with q · pack(Σ) = ⟨Q, Σ⟩ for every symmetric Σ."""
-    return pack(Q + Q.T - jnp.diag(jnp.diagonal(Q)))
+def symmetric_part(Q: Array) -> Array:
+    """½ (Q + Qᵀ), which is all that a query is about."""
+    return 0.5 * (Q + Q.T)
+
+
+def pack_query(S: Array) -> Array:
+    """The vector q (p,) of a symmetric query S (d, d): q · pack(Σ) = ⟨S, Σ⟩ for every symmetric Σ."""
+    return pack(jnp.where(jnp.eye(len(S), dtype=bool), S, 2 * S))
 
 
 def _depth(n: int, d: int, leaf_size: int | None) -> int:
@@ -108,48 +123,62 @@ def build_tree(X: Array, leaf_size: int | None = None) -> Tree:
     depth = _depth(n, d, leaf_size)
     num_leaves = 2**depth
     size = -(-n // num_leaves)
-    chunk = min(num_leaves, 2 ** int(math.log2(max(1, _CHUNK_BYTES // (d * d * X.dtype.itemsize)))))
+    if size > _ALIGNMENT:
+        size = min(n, -(-size // _ALIGNMENT) * _ALIGNMENT)
+    chunk = min(num_leaves, 2 ** int(math.log2(max(4, _CHUNK_BYTES // (d * d * X.dtype.itemsize)))))
 
     def packed_sums(first: Array) -> Array:
         rows = X.at[first + jnp.arange(chunk * size)].get(mode="fill", fill_value=0)
         blocks = rows.reshape(chunk, size, d)
         return pack(matmul(jnp.swapaxes(blocks, 1, 2), blocks))
 
-    def halves(first: Array) -> tuple[Array, Array]:
-        sums = packed_sums(first)
-        return sums[0::2], sums[0::2] + sums[1::2]
+    def two_levels(first: Array) -> tuple[Array, Array]:
+        return _two_levels(packed_sums(first))
 
-    if depth == 0:
-        return Tree(X, packed_sums(jnp.asarray(0))[0], (), size)
+    top_depth = min(depth, _TOP_DEPTH.get(jax.default_backend(), _TOP_DEPTH_ELSEWHERE))
     starts = jnp.arange(num_leaves // chunk) * (chunk * size)
-    left, both = (array.reshape(num_leaves // 2, -1) for array in lax.map(halves, starts))
-    lefts = [left]
-    while len(both) > 1:
-        lefts.append(both[0::2])
-        both = both[0::2] + both[1::2]
-    levels = [lefts.pop()[:, None]] if depth % 2 else []
-    while lefts:
-        nodes, children = lefts.pop(), lefts.pop()
-        levels.append(jnp.stack([nodes, children[0::2], children[1::2]], axis=1))
-    return Tree(X, both[0], tuple(levels), size)
+    if depth == top_depth:
+        sums = lax.map(packed_sums, starts)
+        return Tree(X, sums.reshape(num_leaves, -1), (), size)
+    # The leaves' own sums are never held all at once.
+    level, sums = lax.map(two_levels, starts)
+    levels, sums = [level.reshape(num_leaves // 4, 3, -1)], sums.reshape(num_leaves // 4, -1)
+    while len(sums) > 2**top_depth:
+        level, sums = _two_levels(sums)
+        levels.insert(0, level)
+    return Tree(X, sums, tuple(levels), size)
+
+
+def _two_levels(sums: Array) -> tuple[Array, Array]:
+    """Two levels (s/4, 3, p) above nodes with the sums (s, p), and the sums (s/4, p) of the upper one's nodes."""
+    first, second, third, fourth = (sums[i::4] for i in range(4))
+    left = first + second
+    return jnp.stack([left, first, third], axis=1), left + (third + fourth)
 
 
 def descend_to_leaf(tree: Tree, query: Array, uniforms: Array) -> Array:
     """A leaf, drawn with probability proportional to its mass under a packed query (p,), by a number for each level."""
-    node, mass, decisions = jnp.asarray(0), matmul(tree.total, query), iter(uniforms)
+    decisions = iter(uniforms)
+    # Rounding may leave a node with slightly less than nothing.
+    masses = jnp.maximum(matmul(tree.top, query), 0.0)
+    node, _ = pick(masses, next(decisions))
+    mass = masses[node]
+    on_cpu = jax.default_backend() == "cpu"
     for level in tree.levels:
-        # Two levels at a time: reading a node with both its children takes less time than waiting twice.
-        lefts = matmul(level[node], query)
-        node, mass, goes_left = _choose_half(node, mass, lefts[0], next(decisions))
-        if len(lefts) > 1:
-            node, mass, _ = _choose_half(node, mass, jnp.where(goes_left, lefts[1], lefts[2]), next(decisions))
+        # A CPU waits longer for two products than it takes for three at once. An accelerator sums while it reads, reads
+        # only the child that it needs, and stores no copy of what it read.
+        products = matmul(level[node], query) if on_cpu else None
+        left = jnp.sum(level[node, 0] * query) if products is None else products[0]
+        child, mass, goes_left = _choose_half(node, mass, left, next(decisions))
+        row = jnp.where(goes_left, 1, 2)
+        left = jnp.sum(level[node, row] * query) if products is None else products[row]
+        node, mass, _ = _choose_half(child, mass, left, next(decisions))
     return node
 
 
 def _choose_half(node: Array, mass: Array, left: Array, uniform: Array) -> tuple[Array, Array, Array]:
     """The child of a node, its mass, and whether it is the left one."""
-    # Rounding may leave a half with slightly less than nothing.
-    left = jnp.clip(left, 0.0, jnp.maximum(mass, 0.0))
+    left = jnp.clip(left, 0.0, mass)
     goes_left = uniform * mass < left
     return 2 * node + ~goes_left, jnp.where(goes_left, left, mass - left), goes_left
 
@@ -165,6 +194,14 @@ def leaf_items(tree: Tree, leaf: Array) -> tuple[Array, Array]:
     return jnp.where(own, items, n), jnp.where(own[:, None], rows, 0.0)
 
 
+def pick(masses: Array, uniform: Array) -> tuple[Array, Array]:
+    """An index drawn with probability proportional to the masses (b,), none negative, and whether there was one."""
+    # One product is faster than a running sum, on any device.
+    cumulative = matmul(jnp.tri(len(masses), dtype=masses.dtype), masses)
+    hits = (masses > 0) & (cumulative > uniform * cumulative[-1])
+    return jnp.argmax(hits), jnp.any(hits)
+
+
 def pick_above_rounding(terms: Array, items: Array, excluded: Array, uniform: Array) -> tuple[Array, Array]:
     """An index drawn with probability proportional to the sums of the rows of terms (b, r), and whether there was one.
 
@@ -177,23 +214,19 @@ def pick_above_rounding(terms: Array, items: Array, excluded: Array, uniform: Ar
     masses, magnitudes = jnp.sum(terms, axis=1), jnp.sum(jnp.abs(terms), axis=1)
     positive = masses > _ROUNDING_UNITS * jnp.finfo(terms.dtype).eps * magnitudes
     positive &= ~jnp.any(items[:, None] == excluded, axis=1)
-    masses = jnp.where(positive, masses, 0.0)
-    # One product is faster than a running sum, on any device.
-    cumulative = matmul(jnp.tri(len(masses), dtype=masses.dtype), masses)
-    hits = positive & (cumulative > uniform * cumulative[-1])
-    return jnp.argmax(hits), jnp.any(hits)
+    return pick(jnp.where(positive, masses, 0.0), uniform)
 
 
 def descend(tree: Tree, Q: Array, key: Array, excluded: Array | None = None) -> tuple[Array, Array]:
     """An item a, drawn with probability proportional to x_aᵀ Q x_a, and whether one was found.
 
-    :param Q: a matrix (d, d), of which the symmetric part counts, with x_aᵀ Q x_a ≥ 0 up to rounding for every item.
+    :param Q: a symmetric matrix (d, d) with x_aᵀ Q x_a ≥ 0 up to rounding for every item.
     :param excluded: items (m,) whose mass is known to be zero; they are never drawn, whatever rounding makes of them.
 
     O(d² log(n/d)) for the levels, O(b d²) for the leaf. Not found means that rounding led to a leaf without any mass.
     """
-    uniforms = random.uniform(key, (tree.depth + 1,), Q.dtype)
+    uniforms = random.uniform(key, (tree.num_decisions,), Q.dtype)
     items, rows = leaf_items(tree, descend_to_leaf(tree, pack_query(Q), uniforms[1:]))
     excluded = jnp.zeros(0, items.dtype) if excluded is None else excluded
-    index, found = pick_above_rounding(matmul(rows, 0.5 * (Q + Q.T)) * rows, items, excluded, uniforms[0])
+    index, found = pick_above_rounding(matmul(rows, Q) * rows, items, excluded, uniforms[0])
     return items[index], found

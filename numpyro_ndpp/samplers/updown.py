@@ -36,10 +36,9 @@ processes*, ICML, Algorithms 1, 2 and 4.
 
 import math
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +48,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.greedy import greedy_map, greedy_subsets
 from numpyro_ndpp.kernel import log_minor, log_minors
-from numpyro_ndpp.linalg import adjugate, determinant, matmul
+from numpyro_ndpp.linalg import adjugate, determinant, matmul, thin_product
 from numpyro_ndpp.polynomials import log_esps, restrict_sizes
 from numpyro_ndpp.samplers.proposal import decompose, draw_k_dpp, youla_symmetrization
 from numpyro_ndpp.samplers.tree import (
@@ -60,6 +59,7 @@ from numpyro_ndpp.samplers.tree import (
     leaf_items,
     pack_query,
     pick_above_rounding,
+    symmetric_part,
     unpack,
 )
 
@@ -84,7 +84,7 @@ dot = partial(jnp.dot, precision="highest")
 class ChainState(NamedTuple):
     """Where a chain is: its items (w,), padded with n, and the features of each that a step needs.
 
-    ``left`` (2, d, w) holds W x and H x of every item x, ``right`` (2, w, d) xᵀ W and xᵀ H, with H = W C W.
+    ``left`` (2, d, w) holds W x and a second image of every item x, ``right`` (r, w, d) xᵀ W and what else is needed.
     """
 
     subset: Array
@@ -115,6 +115,13 @@ class _Pair(NamedTuple):
     num_rejections: Array
 
 
+class _Forms(NamedTuple):
+    """W and H as queries of the tree."""
+
+    packed: Array  # (2, p)
+    items: Array  # (n, 2) xᵀ W x and xᵀ H x
+
+
 class _Query(NamedTuple):
     """The matrix c_W W + c_H H + left right (d, d), its low-rank part in factors."""
 
@@ -125,7 +132,7 @@ class _Query(NamedTuple):
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["tree", "W", "C", "H", "packed_forms", "item_forms", "item_scale", "starts", "size_logits"],
+    data_fields=["tree", "C", "lefts", "rights", "item_scale", "forms", "starts", "size_logits"],
     meta_fields=["settings"],
 )
 @dataclass(frozen=True)
@@ -147,12 +154,11 @@ class Walk:
     """
 
     tree: Tree
-    W: Array  # (d, d) of the kernel scaled to entries of about one
     C: Array  # (d, d)
-    H: Array  # (d, d) W C W
-    packed_forms: Array  # (2, p) W and H as queries of the tree
-    item_forms: Array  # (n, 2) xᵀ W x and xᵀ H x
+    lefts: Array  # (2, d, d) W, of the kernel scaled to entries of about one, and H = W C W; in float32 W and C W
+    rights: Array  # (2, d, d) W and H; in float32 W alone
     item_scale: Array  # (n,) one over the size of an item's entries in L
+    forms: _Forms
     starts: Array  # (w,) or, where the size varies, (w+1, w): a subset of positive probability of each size
     size_logits: Array | None  # (d+1,) where the size varies
     settings: "UpDown" = field(metadata={"static": True})
@@ -161,6 +167,11 @@ class Walk:
     def width(self) -> int:
         """The largest size."""
         return self.starts.shape[-1]
+
+    @property
+    def W(self) -> Array:
+        """The inner matrix (d, d) of the scaled kernel."""
+        return self.lefts[0]
 
     def init(self, subset: Array) -> ChainState:
         """A chain at a subset (w,) of positive probability, padded with n."""
@@ -205,9 +216,8 @@ class Walk:
         return self.tree.X.at[items].get(mode="fill", fill_value=0)
 
     def _images(self, x: Array) -> tuple[Array, Array]:
-        """W x and H x, and xᵀ W and xᵀ H, of the features x (d,) of one item or (w, d) of several."""
-        W, H = self.W, self.H
-        return jnp.stack([matmul(W, x.T), matmul(H, x.T)]), jnp.stack([matmul(x, W), matmul(x, H)])
+        """The left and right images of the features x (d,) of one item or (w, d) of several."""
+        return matmul(self.lefts, x.T), matmul(x, self.rights)
 
     def _border(self, state: ChainState, kept: Array, uniforms: Array) -> _Bordered:
         """A, the kept slots (w,) of a chain, and two phantom items in general position."""
@@ -217,7 +227,7 @@ class Walk:
         angle = math.pi * jnp.sum(uniforms[:, None] > uniforms, axis=1) / width
         G = _BORDER * jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1) * kept[:, None]
         L = matmul(state.right[0], self._features(state.subset).T)
-        regular = L * scale[:, None] * scale + matmul(G, G.T) + jnp.diag((~kept).astype(dtype))
+        regular = L * scale[:, None] * scale + thin_product(G, G.T) + jnp.diag((~kept).astype(dtype))
         inverse = jnp.linalg.inv(regular)
         from_left = matmul(inverse, G)
         return _Bordered(
@@ -230,46 +240,33 @@ class Walk:
 
     def _direct(self, keys: list[Array], state: ChainState, bordered: _Bordered) -> _Pair:
         """The pair by two descents."""
-        # In float64 the queries stay in factors, which spares products of d³. Their terms are as large as the kernel,
-        # though, and where A takes most of that away, float32 has no digits left: there W′ is formed first.
-        factored = self.W.dtype == jnp.float64
-        first: Callable[..., Any] = self._first_factored if factored else self._first_dense
-        second: Callable[..., Any] = self._second_factored if factored else self._second_dense
-        draw: Callable[..., Any] = self._draw_factored if factored else partial(descend, self.tree)
         members = bordered.members
-        a, found_a = draw(first(state, bordered), keys[0], members)
-        b, found_b = draw(second(state, bordered, self._features(a)), keys[1], jnp.append(members, a))
+        # In float64 the query stays in factors, which spares products of d³. Its terms are as large as the kernel,
+        # though, and where A takes most of that away, float32 has no digits left: there W′ is formed first.
+        if self.W.dtype == jnp.float64:
+            a, found_a = self._draw_factored(self._first_factored(state, bordered), keys[0], members)
+        else:
+            a, found_a = descend(self.tree, self._first_dense(state, bordered), keys[0], members)
+        second = self._second_factored(state, bordered, self._features(a))
+        b, found_b = self._draw_factored(second, keys[1], jnp.append(members, a))
         return _Pair(jnp.stack([a, b]), found_a & found_b, jnp.asarray(0))
 
-    def _conditioned(self, state: ChainState, bordered: _Bordered) -> Array:
-        """W′ (d, d)."""
-        return self.W - matmul(state.left[0], matmul(bordered.N, state.right[0]))
-
     def _first_dense(self, state: ChainState, bordered: _Bordered) -> Array:
-        """M, the query for the first item."""
-        W, C, E = self._conditioned(state, bordered), self.C, bordered.E
-        q, p = matmul(state.left[0], bordered.from_left), matmul(bordered.from_right.T, state.right[0]).T
-        WC = matmul(W, C)
-        det_E, qE = determinant(E), matmul(q, adjugate(E))  # T = qE pᵀ
-        pC = matmul(p.T, C)
-        trace_WC, trace_TC = jnp.trace(WC), jnp.sum(pC.T * qE)
+        """The symmetric part of M, the query for the first item."""
+        (U, CU), Z, E = state.left, state.right[0], bordered.E
+        NZ = matmul(bordered.N, Z)
+        W, CW = self.lefts[0] - matmul(U, NZ), self.lefts[1] - matmul(CU, NZ)  # W′ and C W′
+        q, p = matmul(U, bordered.from_left), matmul(bordered.from_right.T, Z)
+        det_E, qE = determinant(E), thin_product(q, adjugate(E))  # T = qE pᵀ
+        pC = matmul(p, self.C)
+        trace_WC, trace_TC = jnp.trace(CW), jnp.sum(pC.T * qE)
         g = matmul(pC, q).T
-        # all terms with pᵀ on the right
-        ends_in_p = matmul(WC, qE) - trace_WC * qE + matmul(q, adjugate(g).T)
-        return (
-            (det_E * trace_WC - trace_TC) * W
-            - matmul(det_E * WC, W)
-            + matmul(ends_in_p, p.T)
-            + matmul(qE, matmul(pC, W))
-        )
-
-    def _second_dense(self, state: ChainState, bordered: _Bordered, x: Array) -> Array:
-        """The query for the second item, given the features x of the first."""
-        W = self._conditioned(state, bordered)
-        q, p = matmul(state.left[0], bordered.from_left), matmul(bordered.from_right.T, state.right[0]).T
-        left, right = (jnp.concatenate([v[:, None], u], axis=1) for v, u in ((matmul(W, x), q), (matmul(x, W), p)))
-        corner = self._corner(matmul(x, left), matmul(x, right), bordered.E)
-        return determinant(corner) * W - matmul(matmul(left, adjugate(corner)), right.T)
+        # what stands before pᵀ
+        left = matmul(W, matmul(self.C, qE)) - trace_WC * qE + thin_product(q, adjugate(g).T)
+        # W′CW′ is a product of two matrices that are both as small as A leaves them.
+        large = (det_E * trace_WC - trace_TC) * W - det_E * matmul(W, CW)
+        thin = thin_product(jnp.concatenate([left, qE], axis=1), jnp.concatenate([p, matmul(p, CW)]))
+        return symmetric_part(large + thin)
 
     def _corner(self, row: Array, column: Array, E: Array) -> Array:
         """The matrix (3, 3) over an item and the phantoms, E below a row (3,) and a column (3,)."""
@@ -282,16 +279,15 @@ class Walk:
         """
         N, a, b, E = bordered.N, bordered.from_left, bordered.from_right, bordered.E
         J = matmul(state.right[1], self._features(state.subset).T)
-        det_E, aE = determinant(E), matmul(a, adjugate(E))  # T = U aE bᵀ Z
+        det_E, aE = determinant(E), thin_product(a, adjugate(E))  # T = U aE bᵀ Z
         NJ, bJ = matmul(N, J), matmul(b.T, J)
-        trace_WC = jnp.sum(self.W * self.C) - jnp.trace(NJ)
+        trace_WC = jnp.sum(self.W.T * self.C) - jnp.trace(NJ)
         trace_TC = jnp.sum(bJ * aE.T)
         g = matmul(bJ, a).T
         c_W = det_E * trace_WC - trace_TC
-        T = matmul(aE, b.T)
-        ends_in_b = matmul(a, adjugate(g).T) - trace_WC * aE - matmul(NJ, aE)
-        between = matmul(ends_in_b, b.T) - matmul(det_E * NJ + matmul(aE, bJ), N) - c_W * N
-        across = det_E * N + T
+        ends_in_b = thin_product(a, adjugate(g).T) - trace_WC * aE - matmul(NJ, aE)
+        between = thin_product(ends_in_b, b.T) - matmul(det_E * NJ + thin_product(aE, bJ), N) - c_W * N
+        across = det_E * N + thin_product(aE, b.T)
         (Z, Y), across_Z = state.right, matmul(across, state.right[0])
         right = jnp.concatenate([matmul(between, Z) + matmul(across, Y), across_Z])
         return _Query(jnp.stack([c_W, -det_E]), jnp.concatenate([*state.left], axis=1), right)
@@ -307,7 +303,7 @@ class Walk:
         own = dot(x, own_left)
         corner = self._corner(matmul(jnp.append(from_x, own), left), matmul(jnp.append(to_x, own), right), bordered.E)
         det_corner = determinant(corner)
-        between = -det_corner * jnp.pad(N, (0, 1)) - matmul(matmul(left, adjugate(corner)), right.T)
+        between = -det_corner * jnp.pad(N, (0, 1)) - thin_product(thin_product(left, adjugate(corner)), right.T)
         return _Query(
             coefficients=jnp.stack([det_corner, jnp.zeros_like(det_corner)]),
             left=jnp.concatenate([state.left[0], own_left[:, None]], axis=1),
@@ -316,11 +312,11 @@ class Walk:
 
     def _draw_factored(self, query: _Query, key: Array, excluded: Array) -> tuple[Array, Array]:
         """An item by a descent. Its leaf's masses come from the factors where that is less than O(d²) an item."""
-        low_rank = matmul(query.left, query.right)
-        packed = matmul(query.coefficients, self.packed_forms) + pack_query(low_rank)
-        uniforms = random.uniform(key, (self.tree.depth + 1,), packed.dtype)
+        low_rank = symmetric_part(matmul(query.left, query.right))
+        packed = matmul(query.coefficients, self.forms.packed) + pack_query(low_rank)
+        uniforms = random.uniform(key, (self.tree.num_decisions,), packed.dtype)
         items, rows = leaf_items(self.tree, descend_to_leaf(self.tree, packed, uniforms[1:]))
-        own = query.coefficients * self.item_forms.at[items].get(mode="fill", fill_value=0)
+        own = query.coefficients * self.forms.items.at[items].get(mode="fill", fill_value=0)
         d, rank = query.left.shape
         if 2 * rank < d:
             terms = matmul(rows, query.left) * matmul(rows, query.right.T)
@@ -338,7 +334,7 @@ class Walk:
         det_E = determinant(bordered.E)
         regular = det_E > jnp.sqrt(jnp.finfo(det_E.dtype).eps)
         # L_A⁻¹ = N + N G E⁻¹ Gᵀ N
-        across = matmul(matmul(bordered.from_left, adjugate(bordered.E)), bordered.from_right.T)
+        across = thin_product(thin_product(bordered.from_left, adjugate(bordered.E)), bordered.from_right.T)
         inverse = bordered.N + across / jnp.where(regular, det_E, 1.0)
         W = self.W - matmul(state.left[0], matmul(inverse, state.right[0]))
         What = youla_symmetrization(W)
@@ -387,8 +383,14 @@ class Walk:
 
     def _single(self, key: Array) -> Array:
         """A subset (w,) of one item."""
-        item, _ = descend(self.tree, self.W, key)
+        item, _ = descend(self.tree, symmetric_part(self.W), key)
         return jnp.full(self.width, len(self.tree.X), jnp.int32).at[0].set(item.astype(jnp.int32))
+
+
+def _item_scale(W: Array, x: Array) -> Array:
+    """One over the size of the entries of L = X W Xᵀ that belong to an item with features x (d,)."""
+    length = jnp.sqrt(jnp.linalg.norm(x) * jnp.linalg.norm(matmul(x, W)))
+    return 1 / jnp.where(length > 0, length, 1.0)
 
 
 def _distinct_items(n: int, size: Array | int, width: int, key: Array) -> Array:
@@ -505,7 +507,7 @@ class UpDown:
         """The walk of one kernel: the tree, C, a start for every size and the law of the size. O(n d²) once."""
         n, d = X.shape
         tree = build_tree(X, self.leaf_size)
-        C = unpack(tree.total, d)
+        C = unpack(jnp.sum(tree.top, axis=0), d)
         size_logits = None
         if min_size == max_size:
             starts = greedy_map(X, W, C, max_size, max_size)
@@ -515,16 +517,13 @@ class UpDown:
         # The law of a given size does not depend on the scale of the kernel; entries of about one overflow nowhere.
         scale = jnp.trace(C) / n * jnp.linalg.norm(W)
         W = W / jnp.where(scale > 0, scale, 1.0)
-        H = matmul(W, matmul(C, W))
-
-        def of_item(x: Array) -> tuple[Array, Array]:
-            right = matmul(x, W)
-            length = jnp.sqrt(jnp.linalg.norm(x) * jnp.linalg.norm(right))
-            return jnp.stack([dot(right, x), dot(matmul(x, H), x)]), 1 / jnp.where(length > 0, length, 1.0)
-
-        item_forms, item_scale = lax.map(of_item, X, batch_size=min(n, _ROWS))
-        packed_forms = jnp.stack([pack_query(W), pack_query(H)])
-        return Walk(tree, W, C, H, packed_forms, item_forms, item_scale, starts, size_logits, self)
+        item_scale = lax.map(partial(_item_scale, W), X, batch_size=min(n, _ROWS))
+        CW = matmul(C, W)
+        forms = jnp.stack([W, matmul(W, CW)])
+        of_items = lax.map(lambda x: matmul(matmul(x, forms), x), X, batch_size=min(n, _ROWS))
+        queries = _Forms(jnp.stack([pack_query(symmetric_part(form)) for form in forms]), of_items)
+        lefts, rights = (forms, forms) if X.dtype == jnp.float64 else (jnp.stack([W, CW]), W[None])
+        return Walk(tree, C, lefts, rights, item_scale, queries, starts, size_logits, self)
 
     def draw(self, walk: Walk, key: Array) -> Array:
         """One subset, padded; -1 throughout if none of an allowed size has a positive probability."""
