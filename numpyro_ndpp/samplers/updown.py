@@ -376,9 +376,10 @@ class Walk:
             possible = ~jnp.isin(others, rest) & ~jnp.isin(a, rest) & (others != a)
             return jnp.where(possible, log_minors(self.tree.X, self.W, subsets), -jnp.inf)
 
-        a = random.categorical(keys[0], lax.map(lambda a: jax.nn.logsumexp(log_weights(a)), others))
+        row_sums = lax.map(lambda a: jax.nn.logsumexp(log_weights(a)), others)
+        a = random.categorical(keys[0], row_sums).astype(rest.dtype)
         weights = log_weights(a)
-        b = random.categorical(keys[1], weights)
+        b = random.categorical(keys[1], weights).astype(rest.dtype)
         return _Pair(jnp.stack([a, b]), weights[b] > -jnp.inf, jnp.asarray(0))
 
     def _single(self, key: Array) -> Array:
