@@ -93,7 +93,7 @@ def check_pairs(name, subset, kept, num_draws, up, dtype):
     law = pair_law(name, rest)
     assert pairs.found.mean() > 0.999
     drawn = np.sort(pairs.items[pairs.found], axis=1)
-    counts = {pair: 0 for pair in law}
+    counts = dict.fromkeys(law, 0)
     for pair, count in zip(*np.unique(drawn, axis=0, return_counts=True), strict=True):
         counts[tuple(pair)] += count  # a KeyError here is a repeated item
     observed, expected = np.array([(counts[pair], p * len(drawn)) for pair, p in law.items()]).T
