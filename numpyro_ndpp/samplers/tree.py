@@ -32,8 +32,7 @@ _ROUNDING_UNITS = 4
 # Leaves have a multiple of so many items, as the tiles of a matrix product have.
 _ALIGNMENT = 8
 # So many levels, or one less, are left out at the top: all nodes below are looked at, in a single product.
-_TOP_DEPTH = {"cpu": 2}
-_TOP_DEPTH_ELSEWHERE = 6
+_TOP_DEPTH = 2
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["X", "top", "levels"], meta_fields=["leaf_size"])
@@ -135,7 +134,7 @@ def build_tree(X: Array, leaf_size: int | None = None) -> Tree:
     def two_levels(first: Array) -> tuple[Array, Array]:
         return _two_levels(packed_sums(first))
 
-    top_depth = min(depth, _TOP_DEPTH.get(jax.default_backend(), _TOP_DEPTH_ELSEWHERE))
+    top_depth = min(depth, _TOP_DEPTH)
     starts = jnp.arange(num_leaves // chunk) * (chunk * size)
     if depth == top_depth:
         sums = lax.map(packed_sums, starts)
