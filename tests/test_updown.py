@@ -265,7 +265,7 @@ def test_draws_of_every_size(name):
     only_even = name in ("skew", "skew pairs")
     for k in range(1, TRUE_RANK[name] + 1):
         if not (only_even and k % 2):
-            check_draws(name, k, 30_000)
+            check_draws(name, k, 10_000)
 
 
 @pytest.mark.parametrize("name", ["skew", "skew pairs and V"])
