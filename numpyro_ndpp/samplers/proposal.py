@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 
 from numpyro_ndpp.linalg import matmul
-from numpyro_ndpp.samplers.tree import Tree, descend
+from numpyro_ndpp.samplers.tree import Tree, descend_symmetric
 
 
 def youla_symmetrization(W: Array) -> Array:
@@ -96,7 +96,8 @@ def draw_k_dpp(
     def take(carry: tuple[Array, Array, Array], step: tuple[Array, Array]) -> tuple[tuple[Array, Array, Array], None]:
         Q, items, found = carry
         number, key = step
-        item, found_one = descend(tree, Q, key, items if excluded is None else jnp.append(excluded, items))
+        taken = items if excluded is None else jnp.append(excluded, items)
+        item, found_one = descend_symmetric(tree, Q, key, taken)
         x = tree.X.at[item].get(mode="fill", fill_value=0)
         Qx = matmul(Q, x)
         mass = jnp.dot(x, Qx, precision="highest")

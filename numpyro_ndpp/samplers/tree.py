@@ -219,13 +219,24 @@ def pick_above_rounding(terms: Array, items: Array, excluded: Array, uniform: Ar
 def descend(tree: Tree, Q: Array, key: Array, excluded: Array | None = None) -> tuple[Array, Array]:
     """An item a, drawn with probability proportional to x_aᵀ Q x_a, and whether one was found.
 
-    :param Q: a symmetric matrix (d, d) with x_aᵀ Q x_a ≥ 0 up to rounding for every item.
+    :param Q: a matrix (d, d) with x_aᵀ Q x_a ≥ 0 up to rounding for every item.
     :param excluded: items (m,) whose mass is known to be zero; they are never drawn, whatever rounding makes of them.
 
     O(d² log(n/d)) for the levels, O(b d²) for the leaf. Not found means that rounding led to a leaf without any mass.
+
+    >>> import jax.numpy as jnp
+    >>> from jax import random
+    >>> X = jnp.array([[1.0, 0.0], [0.0, 0.0], [0.0, 2.0]])
+    >>> item, found = descend(build_tree(X), jnp.diag(jnp.array([0.0, 1.0])), random.key(0))
+    >>> int(item), bool(found)
+    (2, True)
     """
+    return descend_symmetric(tree, symmetric_part(Q), key, jnp.zeros(0, int) if excluded is None else excluded)
+
+
+def descend_symmetric(tree: Tree, Q: Array, key: Array, excluded: Array) -> tuple[Array, Array]:
+    """:func:`descend` for a query that is symmetric already."""
     uniforms = random.uniform(key, (tree.num_decisions,), Q.dtype)
     items, rows = leaf_items(tree, descend_to_leaf(tree, pack_query(Q), uniforms[1:]))
-    excluded = jnp.zeros(0, items.dtype) if excluded is None else excluded
     index, found = pick_above_rounding(matmul(rows, Q) * rows, items, excluded, uniforms[0])
     return items[index], found

@@ -55,6 +55,7 @@ from numpyro_ndpp.samplers.tree import (
     Tree,
     build_tree,
     descend,
+    descend_symmetric,
     descend_to_leaf,
     leaf_items,
     pack_query,
@@ -246,7 +247,7 @@ class Walk:
         if self.W.dtype == jnp.float64:
             a, found_a = self._draw_factored(self._first_factored(state, bordered), keys[0], members)
         else:
-            a, found_a = descend(self.tree, self._first_dense(state, bordered), keys[0], members)
+            a, found_a = descend_symmetric(self.tree, self._first_dense(state, bordered), keys[0], members)
         second = self._second_factored(state, bordered, self._features(a))
         b, found_b = self._draw_factored(second, keys[1], jnp.append(members, a))
         return _Pair(jnp.stack([a, b]), found_a & found_b, jnp.asarray(0))
@@ -384,7 +385,7 @@ class Walk:
 
     def _single(self, key: Array) -> Array:
         """A subset (w,) of one item."""
-        item, _ = descend(self.tree, symmetric_part(self.W), key)
+        item, _ = descend(self.tree, self.W, key)
         return jnp.full(self.width, len(self.tree.X), jnp.int32).at[0].set(item.astype(jnp.int32))
 
 
