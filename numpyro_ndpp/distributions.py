@@ -107,7 +107,10 @@ def _prepare(sampler: Any, X: Array, W: Array, min_size: int, max_size: int) -> 
 @partial(jax.jit, static_argnums=0)
 def _sample_kernels(sampler: Any, states: Any, keys: Array) -> Array:
     """Subsets (kernels, draws, max_size) of several kernels, prepared, with keys (kernels, draws)."""
-    return jax.vmap(sampler.sample)(states, keys)
+    if keys.shape[1] == 1:
+        return jax.vmap(sampler.sample)(states, keys)
+    # A sampler has as many draws of one kernel at a time as memory allows.
+    return lax.map(lambda kernel: sampler.sample(*kernel), (states, keys))
 
 
 class _SubsetDistribution(Distribution):
@@ -150,11 +153,11 @@ class _SubsetDistribution(Distribution):
         state = self._cached if self._prepared is None else self._prepared
         if state is not None:
             return state
-        X = jnp.broadcast_to(self.X, (*self.batch_shape, self.num_items, self.rank))
-        W = jnp.broadcast_to(self.W, (*self.batch_shape, self.rank, self.rank))
-        if not_jax_tracer(X) and not_jax_tracer(W):
-            # Concrete parameters are prepared once, within jit too.
-            with jax.ensure_compile_time_eval():
+        # Concrete parameters are prepared once, within jit too.
+        with jax.ensure_compile_time_eval():
+            X = jnp.broadcast_to(self.X, (*self.batch_shape, self.num_items, self.rank))
+            W = jnp.broadcast_to(self.W, (*self.batch_shape, self.rank, self.rank))
+            if not_jax_tracer(X) and not_jax_tracer(W):
                 self._cached = _prepare(self.sampler, X, W, self.min_size, self.max_size)
                 return self._cached
         return _prepare(self.sampler, X, W, self.min_size, self.max_size)

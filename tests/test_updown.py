@@ -14,7 +14,7 @@ from chi_square import chi_square_p_value
 from kernels import KERNELS, PARTS, TRUE_RANK, N, all_subsets, dense_kernel, enumerated_law
 from scipy import stats
 
-from numpyro_ndpp import KNDPP, NDPP, UpDown, distributions, to_multihot
+from numpyro_ndpp import KNDPP, NDPP, Cholesky, UpDown, distributions, to_multihot
 from numpyro_ndpp.samplers import updown
 from numpyro_ndpp.samplers.proposal import decompose, draw_k_dpp, select_eigenvectors, youla_symmetrization
 from numpyro_ndpp.samplers.tree import build_tree
@@ -354,7 +354,7 @@ def test_no_steps_is_the_start():
 
 
 def test_work_of_a_step_hardly_grows_with_the_number_of_items():
-    """Floating-point operations and bytes as XLA counts them, at n = 10³ and 10⁶: the tree is 10 levels deeper."""
+    """Floating-point operations as XLA counts them, at n = 10³ and 10⁶: the tree is 10 levels deeper."""
 
     def cost(n):
         X, W = (jax.ShapeDtypeStruct(shape, jnp.float64) for shape in ((n, 100), (100, 100)))
@@ -400,7 +400,7 @@ def test_prepared_draws_are_the_same_and_pass_through_jit():
 
 
 def test_concrete_parameters_are_prepared_once(monkeypatch):
-    law = factored("ordinary", 4)
+    law = KNDPP(*PARTS["ordinary"], 4)
     calls = []
     original = UpDown.prepare
 
@@ -410,9 +410,9 @@ def test_concrete_parameters_are_prepared_once(monkeypatch):
 
     monkeypatch.setattr(UpDown, "prepare", counted)
     distributions._prepare.clear_cache()
+    jax.jit(lambda key: law.sample(key))(jax.random.key(3))
     for seed in range(3):
         law.sample(jax.random.key(seed))
-    jax.jit(lambda key: law.sample(key))(jax.random.key(3))
     assert len(calls) == 1
 
 
@@ -452,6 +452,39 @@ def test_impossible_size_is_an_error_and_minus_one_under_jit(name, k, init):
     draws = jax.jit(lambda key: law.sample(key, (4,)))(jax.random.key(0))
     assert (draws == -1).all()
     assert (jax.jit(law.log_prob)(draws) == -jnp.inf).all()
+
+
+@pytest.mark.parametrize("sampler", [UpDown(), Cholesky()])
+def test_impossible_range_of_sizes(sampler):
+    law = NDPP(*PARTS["skew"], min_size=7, max_size=8, sampler=sampler)
+    with pytest.raises(ValueError, match="no subset of 7 to 8 items could be drawn"):
+        law.sample(jax.random.key(0))
+    assert (jax.jit(lambda key: law.sample(key, (4,)))(jax.random.key(0)) == -1).all()
+
+
+def test_sizes_that_only_rounding_makes_possible_are_left_out():
+    logits = jnp.log(jnp.array([0.3, 1e-12, 0.7, 0.0]))
+    starts = jnp.array([[N, N, N], [N, N, N], [0, 1, N], [N, N, N]])
+    kept = updown._without_phantom_sizes(logits, starts, N)
+    assert jnp.isfinite(kept).tolist() == [True, False, True, False]
+    # A likely size without a start is no matter of rounding: its draws have to fail, and be seen to.
+    likely = updown._without_phantom_sizes(jnp.log(jnp.array([0.3, 0.2, 0.5, 0.0])), starts, N)
+    assert jnp.isfinite(likely).tolist() == [True, True, True, False]
+
+
+def test_keys_of_both_kinds():
+    law = factored("ordinary", 4)
+    walk = law._state()
+    draws = UpDown().sample(walk, jax.random.split(jax.random.PRNGKey(0), 5))
+    assert (law.log_prob(draws) > -jnp.inf).all()
+
+
+def test_float32_stays_float32():
+    law = factored("ordinary", 4, np.float32)
+    walk = law._state()
+    state = walk.init(law.greedy())
+    bordered = walk._border(state, jnp.array([True, True, False, False]), jnp.linspace(0, 1, 4, dtype=jnp.float32))
+    assert {array.dtype for array in (bordered.N, bordered.E, *state[1:])} == {np.dtype(np.float32)}
 
 
 @pytest.mark.parametrize("k", [0, 1])

@@ -85,12 +85,13 @@ def draw_k_dpp(
 
     :param excluded: items (m,) whose mass is known to be zero.
 
-    O(d k) for the eigenvectors and k descents.
+    O(d k) for the eigenvectors, O(k d²) for the projection, and k descents.
     """
     n = len(tree.X)
     key, select_key = random.split(key)
     chosen = select_eigenvectors(kernel.eigenvalues, k, select_key)
-    features = kernel.features * chosen
+    columns = jnp.flatnonzero(chosen, size=k, fill_value=n + len(chosen))
+    features = kernel.features.at[:, columns].get(mode="fill", fill_value=0)
     Q = matmul(features, features.T)
 
     def take(carry: tuple[Array, Array, Array], step: tuple[Array, Array]) -> tuple[tuple[Array, Array, Array], None]:

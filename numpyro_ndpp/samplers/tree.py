@@ -105,7 +105,7 @@ def pack_query(S: Array) -> Array:
 
 
 def _depth(n: int, d: int, leaf_size: int | None) -> int:
-    """The depth at which leaves have about d/2 items, or at most ``leaf_size``."""
+    """The depth at which leaves have about d/2 items, or at most ``leaf_size`` (before they are rounded up)."""
     if leaf_size is None:
         return max(0, round(math.log2(2 * n / (d + 1))))
     return max(0, math.ceil(math.log2(n / leaf_size)))
@@ -114,7 +114,8 @@ def _depth(n: int, d: int, leaf_size: int | None) -> int:
 def build_tree(X: Array, leaf_size: int | None = None) -> Tree:
     """The tree over the items with features X (n, d).
 
-    :param leaf_size: the most items in a leaf. Default: about d/2, which gives a tree as large as X.
+    :param leaf_size: the most items in a leaf, from eight on rounded up to a multiple of eight. Default: about d/2,
+        which gives a tree as large as X.
 
     O(n d²) time; beside the tree itself a few megabytes and the next level up are held at a time.
     """

@@ -182,7 +182,7 @@ class Walk:
     def step(self, key: Array, state: ChainState) -> tuple[ChainState, StepInfo]:
         """One step: two items dropped, two added. Subsets of fewer than two items stay as they are.
 
-        O(k d² + d² log n) for the direct operator. The law of the walk is invariant under any number of steps.
+        O(k d² + d² log n) for the direct operator, and d³ in float32. Each step leaves the law of the walk as it is.
         """
         n, width = len(self.tree.X), len(state.subset)
         if width < 2:
@@ -225,7 +225,7 @@ class Walk:
         width, dtype = len(kept), self.W.dtype
         scale = jnp.where(kept, self.item_scale.at[state.subset].get(mode="fill", fill_value=0), 0.0)
         # Directions spread evenly, in random order: no two items share one, no vector is orthogonal to all for long.
-        angle = math.pi * jnp.sum(uniforms[:, None] > uniforms, axis=1) / width
+        angle = math.pi * jnp.sum(uniforms[:, None] > uniforms, axis=1, dtype=dtype) / width
         G = _BORDER * jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1) * kept[:, None]
         L = matmul(state.right[0], self._features(state.subset).T)
         regular = L * scale[:, None] * scale + thin_product(G, G.T) + jnp.diag((~kept).astype(dtype))
@@ -383,16 +383,25 @@ class Walk:
         b = random.categorical(keys[1], weights).astype(rest.dtype)
         return _Pair(jnp.stack([a, b]), weights[b] > -jnp.inf, jnp.asarray(0))
 
-    def _single(self, key: Array) -> Array:
-        """A subset (w,) of one item."""
-        item, _ = descend(self.tree, self.W, key)
-        return jnp.full(self.width, len(self.tree.X), jnp.int32).at[0].set(item.astype(jnp.int32))
+    def _single(self, key: Array) -> tuple[Array, Array]:
+        """A subset (w,) of one item, drawn exactly, and whether one was found."""
+        item, found = descend(self.tree, self.W, key)
+        return jnp.full(self.width, len(self.tree.X), jnp.int32).at[0].set(item.astype(jnp.int32)), found
 
 
 def _item_scale(W: Array, x: Array) -> Array:
     """One over the size of the entries of L = X W Xᵀ that belong to an item with features x (d,)."""
     length = jnp.sqrt(jnp.linalg.norm(x) * jnp.linalg.norm(matmul(x, W)))
     return 1 / jnp.where(length > 0, length, 1.0)
+
+
+def _without_phantom_sizes(size_logits: Array, starts: Array, n: int) -> Array:
+    """The law of the size (d+1,) without sizes that only rounding makes possible: unlikely, and no subset was found."""
+    found = jnp.sum(starts < n, axis=1) == jnp.arange(len(starts))
+    found = jnp.pad(found, (0, len(size_logits) - len(found)), constant_values=True)
+    rounding = 0.5 * jnp.log(jnp.finfo(size_logits.dtype).eps)
+    unlikely = size_logits - jax.nn.logsumexp(size_logits) < rounding
+    return jnp.where(found | ~unlikely, size_logits, -jnp.inf)
 
 
 def _distinct_items(n: int, size: Array | int, width: int, key: Array) -> Array:
@@ -431,11 +440,14 @@ def _draw_of_size(walk: Walk, width: int, size: Array | int, key: Array) -> Arra
     start_key, single_key, walk_key = random.split(key, 3)
     start = (walk.starts if walk.size_logits is None else walk.starts[size])[:width]
     possible = jnp.sum(start < n) == size
+    if walk.size_logits is not None:
+        possible &= walk.size_logits[size] > -jnp.inf  # none of the allowed sizes may be possible
     if settings.init == "uniform":
         uniform = jnp.sort(_distinct_items(n, size, width, start_key)).astype(start.dtype)
         start = jnp.where(log_minor(walk.tree.X, walk.W, uniform) > -jnp.inf, uniform, start)
     if width == 1 or walk.size_logits is not None:
-        start = jnp.where(size == 1, walk._single(single_key)[:width], start)
+        single, found = walk._single(single_key)
+        start = jnp.where((size == 1) & found, single[:width], start)
 
     def body(number: Array, state: ChainState) -> ChainState:
         return walk.step(random.fold_in(walk_key, number), state)[0]
@@ -455,7 +467,7 @@ def _draws(walk: Walk, width: int, sizes: Array, keys: Array) -> Array:
     num_chunks = -(-number // _chunk_size(walk, width))
     chunk = -(-number // num_chunks)
     padding = jnp.arange(num_chunks * chunk) % number
-    chunks = (array[padding].reshape(num_chunks, chunk) for array in (sizes, keys))
+    chunks = (array[padding].reshape(num_chunks, chunk, *array.shape[1:]) for array in (sizes, keys))
     draw = jax.vmap(partial(_draw_of_size, walk, width))
     if num_chunks == 1:
         return draw(*(array[0] for array in chunks))
@@ -467,14 +479,16 @@ class UpDown:
     r"""The default sampler: the two-item up-down walk of Han et al. (2022) on the fat-leaf tree, for all laws.
 
     Approximate, as MCMC is: every draw is a chain of its own, from a start of positive probability. After preprocessing
-    of O(n d²) a step costs O(k d² + d² log n). An :class:`~numpyro_ndpp.NDPP` draws its size first, exactly.
+    of O(n d²) a step costs O(k d² + d² log n), and d³ more in float32. An :class:`~numpyro_ndpp.NDPP` draws its size
+    first, exactly.
 
     :param num_steps: steps of a draw; None is k² for a subset of k items.
     :param up: how a step draws its pair. ``"direct"``: two descents of the tree, no rejection. ``"rejection"``: the
         published way, O(d³) a step and so many proposals as it takes. ``"naive"``: all pairs, O(n²).
     :param init: where a chain starts. ``"greedy"``: at the greedy MAP subset. ``"uniform"``: at a uniform subset, or
         the greedy one if that has probability zero.
-    :param leaf_size: the most items in a leaf of the tree; None is about d/2, which gives a tree as large as X.
+    :param leaf_size: the most items in a leaf of the tree, from eight on rounded up to a multiple of eight; None is
+        about d/2, which gives a tree as large as X.
     :raises ValueError: for settings that are not allowed.
 
     >>> from jax import random
@@ -516,6 +530,7 @@ class UpDown:
         else:
             size_logits = restrict_sizes(log_esps(W, C), min_size, max_size)
             starts = greedy_subsets(X, W, C, size_logits[: max_size + 1] > -jnp.inf)
+            size_logits = _without_phantom_sizes(size_logits, starts, n)
         # The law of a given size does not depend on the scale of the kernel; entries of about one overflow nowhere.
         scale = jnp.trace(C) / n * jnp.linalg.norm(W)
         W = W / jnp.where(scale > 0, scale, 1.0)
@@ -534,8 +549,8 @@ class UpDown:
     def sample(self, walk: Walk, keys: Array) -> Array:
         """Subsets (s, w), one for each key.
 
-        Where the size varies, a draw costs the width at which it is made. Outside jit draws of like sizes are made
-        together, at about their own width.
+        Where the size varies, a draw costs the width at which it is made. Outside jit draws of like sizes of one kernel
+        are made together, at about their own width.
         """
         if walk.size_logits is None:
             return _draws(walk, walk.width, jnp.full(len(keys), walk.width), keys)
