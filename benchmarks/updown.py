@@ -21,8 +21,6 @@ matrices 0.2 ms, and the tail of small kernels, 4 µs each, the rest.
 """
 
 import argparse
-import os
-import platform
 import resource
 import sys
 import time
@@ -32,6 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
+from log_prob import machine
 
 from numpyro_ndpp import UpDown
 from numpyro_ndpp.kernel import inner_matrix
@@ -88,12 +87,6 @@ def step_time(walk: Walk, chains: int, num_steps: int) -> tuple[float, float, fl
 
 def duration(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds > 1e-4 else f"{seconds * 1e6:.3g} µs"
-
-
-def machine() -> str:
-    device = jax.devices()[0]
-    name = f"{len(os.sched_getaffinity(0))} CPU cores" if device.platform == "cpu" else device.device_kind
-    return f"{name}, {platform.machine()}, Python {platform.python_version()}, JAX {jax.__version__}"
 
 
 def main() -> None:

@@ -67,17 +67,17 @@ def _factorize_minor(rows: Array, bk: Array, size: Array) -> Factorized:
     return factorize(minor, *(jnp.where(length > 0, length, 1.0) for length in lengths))
 
 
-def _widths(width: int) -> list[int]:
-    """The widths at which groups of subsets are computed, increasing, each about half the next."""
+def halving_widths(width: int, smallest: int) -> list[int]:
+    """Widths at which subsets of like sizes are put together, increasing, each about half the next."""
     widths = [width]
-    while widths[0] > _SMALLEST_WIDTH:
+    while widths[0] > smallest:
         widths.insert(0, -(-widths[0] // 2))
     return widths
 
 
 def _at_own_width(function: Callable[[int], Callable], width: int, sizes: Array, *operands: Array) -> Array:
     """``function(w)(*operands)`` for the smallest of the widths that holds all the sizes."""
-    widths = _widths(width)
+    widths = halving_widths(width, _SMALLEST_WIDTH)
     index = jnp.searchsorted(jnp.array(widths), jnp.max(sizes))
     return lax.switch(index, [function(w) for w in widths], *operands)
 

@@ -47,7 +47,7 @@ from jax import Array, lax, random
 from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.greedy import greedy_map, greedy_subsets
-from numpyro_ndpp.kernel import log_minor, log_minors
+from numpyro_ndpp.kernel import halving_widths, log_minor, log_minors
 from numpyro_ndpp.linalg import adjugate, determinant, matmul, thin_product
 from numpyro_ndpp.polynomials import log_esps, restrict_sizes
 from numpyro_ndpp.samplers.proposal import decompose, draw_k_dpp, youla_symmetrization
@@ -424,19 +424,13 @@ def _chunk_size(walk: Walk, width: int) -> int:
     return max(1, most // (walk.W.dtype.itemsize * 8 * d * (width + d)))
 
 
-def _widths(width: int) -> list[int]:
-    """The widths at which draws of different sizes are made, increasing, each about half the next."""
-    widths = [width]
-    while widths[0] > _SMALLEST_WIDTH:
-        widths.insert(0, -(-widths[0] // 2))
-    return widths
-
-
 def _draw_of_size(walk: Walk, width: int, size: Array | int, key: Array) -> Array:
     """A subset (width,) of ``size`` items, or -1 throughout where none has a positive probability."""
     n, settings = len(walk.tree.X), walk.settings
     if width == 0:
         return jnp.zeros(0, jnp.int32)
+    if walk.size_logits is None:
+        size = width  # the same number of steps for every chain: no chain has to be held while others go on
     start_key, single_key, walk_key = random.split(key, 3)
     start = (walk.starts if walk.size_logits is None else walk.starts[size])[:width]
     possible = jnp.sum(start < n) == size
@@ -573,7 +567,7 @@ def _draw_sizes(size_logits: Array, keys: Array) -> tuple[Array, Array]:
 
 def _draws_by_width(walk: Walk, sizes: np.ndarray, keys: Array) -> Array:
     """Subsets (s, w) of the sizes (s,): for each width of a few as many chunks of one shape as it takes."""
-    widths = np.array(_widths(walk.width))
+    widths = np.array(halving_widths(walk.width, _SMALLEST_WIDTH))
     draws = np.full((len(sizes), walk.width), len(walk.tree.X), np.int32)
     by_width = np.searchsorted(widths, sizes)
     for index in np.unique(by_width):
