@@ -31,6 +31,7 @@ docs: $(VENV)/.installed-docs
 benchmark: $(VENV)/.installed-benchmark
 	$(BIN)/python benchmarks/log_prob.py
 	$(BIN)/python benchmarks/updown.py
+	$(BIN)/python benchmarks/samplers.py
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)

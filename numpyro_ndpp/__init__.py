@@ -1,13 +1,15 @@
 """Subsets as random variables in NumPyro: nonsymmetric determinantal point processes."""
 
 from numpyro_ndpp.distributions import KNDPP, NDPP
-from numpyro_ndpp.samplers import Cholesky, UpDown
+from numpyro_ndpp.samplers import Cholesky, Contour, Rejection, UpDown
 from numpyro_ndpp.subsets import from_multihot, pad_subsets, to_multihot, unpad_subsets
 
 __all__ = [
     "KNDPP",
     "NDPP",
     "Cholesky",
+    "Contour",
+    "Rejection",
     "UpDown",
     "from_multihot",
     "pad_subsets",

@@ -184,9 +184,9 @@ class _SubsetDistribution(Distribution):
             draws = self.sampler.sample(state, keys[0])
         draws = draws.reshape(self.shape(tuple(sample_shape)))
         if not_jax_tracer(draws) and (draws < 0).any():
+            failure = self.sampler.failure(state) if hasattr(self.sampler, "failure") else "they have probability zero"
             raise ValueError(
-                f"no subset of {self._sizes_in_words()} items could be drawn: under this kernel they have probability "
-                f"zero, or are too rare for {self.sampler}"
+                f"no subset of {self._sizes_in_words()} items could be drawn from this kernel by {self.sampler}: {failure}"
             )
         return draws
 

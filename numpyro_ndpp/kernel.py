@@ -181,3 +181,17 @@ def log_minors(X: Array, K: Array, subsets: Array) -> Array:
 def log_minor(X: Array, K: Array, subset: Array) -> Array:
     """log det L_S of one subset (m,), padded with n. O(m d² + m² d + m³)."""
     return log_minors(X, K, subset[None])[0]
+
+
+def whiten(X: Array, W: Array, C: Array) -> tuple[Array, Array]:
+    """Features and inner matrix of the same kernel X W Xᵀ in a basis where XᵀX, which is C now, is about the identity.
+
+    Exact whatever the basis: only the rounding errors of what is computed in it depend on how near to one it comes.
+    """
+    length = jnp.sqrt(jnp.diagonal(C))
+    length = jnp.where(length > 0, length, 1.0)
+    values, vectors = jnp.linalg.eigh(C / (length[:, None] * length))
+    scale = jnp.sqrt(jnp.maximum(values, jnp.finfo(C.dtype).eps * values[-1]))
+    scale = jnp.where(scale > 0, scale, 1.0)
+    to_features = vectors * scale * length[:, None]
+    return matmul(X, vectors / scale / length[:, None]), matmul(to_features.T, matmul(W, to_features))

@@ -66,3 +66,24 @@ def adjugate(A: Array) -> Array:
     if len(A) == 2:
         return jnp.stack([jnp.stack([A[1, 1], -A[0, 1]]), jnp.stack([-A[1, 0], A[0, 0]])])
     return jnp.stack([jnp.cross(A[1], A[2]), jnp.cross(A[2], A[0]), jnp.cross(A[0], A[1])], axis=1)
+
+
+def log_determinant(A: Array) -> Array:
+    """log |det A| of a small matrix (m, m) by elimination with pivoting; -inf where a pivot is exactly zero.
+
+    In a loop of a batch this takes the place of ``slogdet``: a library's routine is called once for every matrix on a
+    GPU, and on a CPU its calls from within parallel loops may wait for each other forever.
+    """
+    m = len(A)
+    rows = jnp.arange(m)
+
+    def eliminate(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        A, log_det = carry
+        best = jnp.argmax(jnp.where(rows >= i, jnp.abs(A[:, i]), -1.0))
+        upper, lower = A[best], A[i]
+        A = A.at[best].set(lower).at[i].set(upper)
+        pivot = upper[i]
+        factor = jnp.where(rows > i, A[:, i] / jnp.where(pivot == 0, 1.0, pivot), 0.0)
+        return A - factor[:, None] * upper, log_det + jnp.log(jnp.abs(pivot))
+
+    return lax.fori_loop(0, m, eliminate, (A, jnp.zeros((), A.dtype)))[1]

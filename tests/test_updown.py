@@ -16,7 +16,13 @@ from scipy import stats
 
 from numpyro_ndpp import KNDPP, NDPP, Cholesky, UpDown, distributions, to_multihot
 from numpyro_ndpp.samplers import updown
-from numpyro_ndpp.samplers.proposal import decompose, draw_k_dpp, select_eigenvectors, youla_symmetrization
+from numpyro_ndpp.samplers.proposal import (
+    decompose,
+    draw_k_dpp,
+    log_esp_table,
+    select_eigenvectors,
+    youla_symmetrization,
+)
 from numpyro_ndpp.samplers.tree import build_tree
 from numpyro_ndpp.samplers.updown import _distinct_items
 
@@ -153,7 +159,8 @@ def test_symmetrization_dominates_every_minor():
 def test_eigenvectors_are_selected_by_the_products_of_their_values():
     values = np.array([0.0, 0.5, 1.0, 2.0, 3.0, 1e-3])
     keys = jax.random.split(jax.random.key(0), 20_000)
-    chosen = np.asarray(jax.vmap(lambda key: select_eigenvectors(jnp.asarray(values), 3, key))(keys))
+    table = log_esp_table(jnp.asarray(values), 4)
+    chosen = np.asarray(jax.vmap(lambda key: select_eigenvectors(jnp.asarray(values), table, 3, key))(keys))
     assert (chosen.sum(axis=1) == 3).all()
     triples = list(itertools.combinations(range(6), 3))
     weights = np.array([values[list(triple)].prod() for triple in triples])
@@ -172,7 +179,9 @@ def test_tree_based_k_dpp_follows_its_law(k):
     What = youla_symmetrization(law.W)
     tree = build_tree(X, 2)
     kernel = decompose(What, X.T @ X)
-    items, found = jax.vmap(lambda key: draw_k_dpp(tree, kernel, k, key))(jax.random.split(jax.random.key(0), 20_000))
+    table = log_esp_table(kernel.eigenvalues, k)
+    keys = jax.random.split(jax.random.key(0), 20_000)
+    items, found = jax.vmap(lambda key: draw_k_dpp(tree, kernel, table, k, key))(keys)
     assert np.all(found)
     L = np.asarray(X @ What @ X.T)
     minors = {subset: np.linalg.det(L[np.ix_(subset, subset)]) for subset in itertools.combinations(range(N), k)}

@@ -134,6 +134,10 @@ class Cholesky:
         _, subset, size = lax.while_loop(again, once_more, start)
         return jnp.where(possible & (size == wanted), subset, -1)
 
+    def failure(self, state: CholeskyState) -> str:
+        """Why a draw was not made."""
+        return f"they have probability zero, or none was met in {_MAX_SWEEPS:,} sweeps"
+
     def sample(self, state: CholeskyState, keys: Array) -> Array:
         """Subsets (s, width), one for each key."""
         return _draws(self, state, keys)

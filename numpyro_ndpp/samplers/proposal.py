@@ -54,9 +54,8 @@ def decompose(What: Array, C: Array) -> SymmetricKernel:
     return SymmetricKernel(eigenvalues, matmul(root, v) * inverse_roots)
 
 
-def select_eigenvectors(eigenvalues: Array, k: int, key: Array) -> Array:
-    """A mask (d,) of k eigenvectors, drawn with probability proportional to the product of their eigenvalues."""
-    d = len(eigenvalues)
+def log_esp_table(eigenvalues: Array, k: int) -> Array:
+    """log e_0 .. log e_k of the first i eigenvalues, for i = 0 .. d (d+1, k+1). O(d k)."""
     log_values = jnp.log(eigenvalues)
 
     def include(log_e: Array, log_value: Array) -> tuple[Array, Array]:
@@ -65,31 +64,47 @@ def select_eigenvectors(eigenvalues: Array, k: int, key: Array) -> Array:
         return longer, log_e
 
     start = jnp.full(k + 1, -jnp.inf, log_values.dtype).at[0].set(0.0)
-    _, log_e_before = lax.scan(include, start, log_values)
+    last, before = lax.scan(include, start, log_values)
+    return jnp.concatenate([before, last[None]])
+
+
+def select_eigenvectors(eigenvalues: Array, table: Array, size: Array | int, key: Array) -> Array:
+    """A mask (d,) of ``size`` eigenvectors, drawn with probability proportional to the product of their eigenvalues.
+
+    :param table: the :func:`log_esp_table` of the eigenvalues, up to ``size`` at least.
+    """
 
     def decide(missing: Array, step: tuple[Array, Array, Array]) -> tuple[Array, Array]:
-        log_value, log_e, uniform = step
+        log_value, log_e, log_uniform = step
         with_it = jnp.where(missing > 0, log_value + log_e[missing - 1], -jnp.inf)
-        taken = jnp.log(uniform) < with_it - jnp.logaddexp(with_it, log_e[missing])
+        taken = log_uniform < with_it - jnp.logaddexp(with_it, log_e[missing])
         return missing - taken, taken
 
-    uniforms = random.uniform(key, (d,), log_values.dtype)
-    _, taken = lax.scan(decide, jnp.asarray(k), (log_values, log_e_before, uniforms), reverse=True)
+    log_values = jnp.log(eigenvalues)
+    log_uniforms = jnp.log(random.uniform(key, eigenvalues.shape, log_values.dtype))
+    _, taken = lax.scan(decide, jnp.asarray(size), (log_values, table[:-1], log_uniforms), reverse=True)
     return taken
 
 
 def draw_k_dpp(
-    tree: Tree, kernel: SymmetricKernel, k: int, key: Array, excluded: Array | None = None
+    tree: Tree,
+    kernel: SymmetricKernel,
+    table: Array,
+    size: Array | int,
+    key: Array,
+    excluded: Array | None = None,
 ) -> tuple[Array, Array]:
     """Items (k,) of a k-DPP with the symmetric kernel, in the order of their draws, and whether all were found.
 
+    :param table: the :func:`log_esp_table` of the eigenvalues up to k.
+    :param size: how many items to draw, at most k; the others are n.
     :param excluded: items (m,) whose mass is known to be zero.
 
-    O(d k) for the eigenvectors, O(k d²) for the projection, and k descents.
+    O(d) for the eigenvectors, O(k d²) for the projection, and k descents.
     """
-    n = len(tree.X)
+    n, k = len(tree.X), table.shape[1] - 1
     key, select_key = random.split(key)
-    chosen = select_eigenvectors(kernel.eigenvalues, k, select_key)
+    chosen = select_eigenvectors(kernel.eigenvalues, table, size, select_key)
     columns = jnp.flatnonzero(chosen, size=k, fill_value=n + len(chosen))
     features = kernel.features.at[:, columns].get(mode="fill", fill_value=0)
     Q = matmul(features, features.T)
@@ -99,11 +114,13 @@ def draw_k_dpp(
         number, key = step
         taken = items if excluded is None else jnp.append(excluded, items)
         item, found_one = descend_symmetric(tree, Q, key, taken)
+        active = number < size
+        item = jnp.where(active, item, n)
         x = tree.X.at[item].get(mode="fill", fill_value=0)
         Qx = matmul(Q, x)
         mass = jnp.dot(x, Qx, precision="highest")
         Q = Q - jnp.outer(Qx, Qx) / jnp.where(mass > 0, mass, 1.0)
-        return (Q, items.at[number].set(item), found & found_one), None
+        return (Q, items.at[number].set(item), found & (found_one | ~active)), None
 
     start = (Q, jnp.full(k, n), jnp.asarray(True))
     (_, items, found), _ = lax.scan(take, start, (jnp.arange(k), random.split(key, k)))

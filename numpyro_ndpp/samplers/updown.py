@@ -42,15 +42,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax, random
-from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.greedy import greedy_map, greedy_subsets
-from numpyro_ndpp.kernel import halving_widths, log_minor, log_minors
+from numpyro_ndpp.kernel import log_minor, log_minors
 from numpyro_ndpp.linalg import adjugate, determinant, matmul, thin_product
 from numpyro_ndpp.polynomials import log_esps, restrict_sizes
-from numpyro_ndpp.samplers.proposal import decompose, draw_k_dpp, youla_symmetrization
+from numpyro_ndpp.samplers.batching import chunk_size, draws_of_varying_size, in_chunks
+from numpyro_ndpp.samplers.proposal import decompose, draw_k_dpp, log_esp_table, youla_symmetrization
 from numpyro_ndpp.samplers.tree import (
     Tree,
     build_tree,
@@ -74,10 +73,6 @@ _BORDER = 0.1
 _MAX_PROPOSALS = 1000
 # Items at a time in the preprocessing.
 _ROWS = 4096
-# Chains that run side by side, by the memory that they take: within a cache, or as many as fill an accelerator.
-_CHUNK_BYTES = {"cpu": 16 * 2**20}
-_CHUNK_BYTES_ELSEWHERE = 4 * 2**30
-_SMALLEST_WIDTH = 8
 
 dot = partial(jnp.dot, precision="highest")
 
@@ -340,11 +335,12 @@ class Walk:
         W = self.W - matmul(state.left[0], matmul(inverse, state.right[0]))
         What = youla_symmetrization(W)
         proposal = decompose(What, self.C)
+        table = log_esp_table(proposal.eigenvalues, 2)
 
         def propose(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             number, _, _ = carry
             draw_key, accept_key = random.split(random.fold_in(keys[0], number))
-            items, found = draw_k_dpp(self.tree, proposal, 2, draw_key, bordered.members)
+            items, found = draw_k_dpp(self.tree, proposal, table, 2, draw_key, bordered.members)
             x = self._features(items)
             target, dominating = (determinant(matmul(matmul(x, Q), x.T)) for Q in (W, What))
             accepted = found & (random.uniform(accept_key, (), W.dtype) * dominating < target)
@@ -420,8 +416,7 @@ def _distinct_items(n: int, size: Array | int, width: int, key: Array) -> Array:
 def _chunk_size(walk: Walk, width: int) -> int:
     """How many chains run side by side, by what one of them takes in the middle of a step."""
     d = walk.W.shape[0]
-    most = _CHUNK_BYTES.get(jax.default_backend(), _CHUNK_BYTES_ELSEWHERE)
-    return max(1, most // (walk.W.dtype.itemsize * 8 * d * (width + d)))
+    return chunk_size(walk.W.dtype.itemsize * 8 * d * (width + d))
 
 
 def _draw_of_size(walk: Walk, width: int, size: Array | int, key: Array) -> Array:
@@ -455,17 +450,7 @@ def _draw_of_size(walk: Walk, width: int, size: Array | int, key: Array) -> Arra
 @partial(jax.jit, static_argnums=1)
 def _draws(walk: Walk, width: int, sizes: Array, keys: Array) -> Array:
     """Subsets (s, width) of the sizes (s,), so many chains side by side as memory allows."""
-    number = len(keys)
-    if number == 1:
-        return _draw_of_size(walk, width, sizes[0], keys[0])[None]
-    num_chunks = -(-number // _chunk_size(walk, width))
-    chunk = -(-number // num_chunks)
-    padding = jnp.arange(num_chunks * chunk) % number
-    chunks = (array[padding].reshape(num_chunks, chunk, *array.shape[1:]) for array in (sizes, keys))
-    draw = jax.vmap(partial(_draw_of_size, walk, width))
-    if num_chunks == 1:
-        return draw(*(array[0] for array in chunks))
-    return lax.map(lambda arguments: draw(*arguments), tuple(chunks)).reshape(num_chunks * chunk, width)[:number]
+    return in_chunks(partial(_draw_of_size, walk, width), _chunk_size(walk, width), sizes, keys)
 
 
 @dataclass(frozen=True)
@@ -548,37 +533,6 @@ class UpDown:
         """
         if walk.size_logits is None:
             return _draws(walk, walk.width, jnp.full(len(keys), walk.width), keys)
-        sizes, keys = _draw_sizes(walk.size_logits, keys)
-        if not_jax_tracer(sizes) and not_jax_tracer(walk.W):
-            return _draws_by_width(walk, np.asarray(sizes), keys)
-        return _draws(walk, walk.width, sizes, keys)
-
-
-@jax.jit
-def _draw_sizes(size_logits: Array, keys: Array) -> tuple[Array, Array]:
-    """The sizes (s,) of subsets, and keys (s,) to go on with."""
-
-    def draw(key: Array) -> tuple[Array, Array]:
-        size_key, key = random.split(key)
-        return random.categorical(size_key, size_logits), key
-
-    return jax.vmap(draw)(keys)
-
-
-def _draws_by_width(walk: Walk, sizes: np.ndarray, keys: Array) -> Array:
-    """Subsets (s, w) of the sizes (s,): for each width of a few as many chunks of one shape as it takes."""
-    widths = np.array(halving_widths(walk.width, _SMALLEST_WIDTH))
-    draws = np.full((len(sizes), walk.width), len(walk.tree.X), np.int32)
-    by_width = np.searchsorted(widths, sizes)
-    for index in np.unique(by_width):
-        width = int(widths[index])
-        members = np.flatnonzero(by_width == index)
-        members = members[np.argsort(sizes[members], kind="stable")]  # like numbers of steps side by side
-        chunk = min(len(sizes), _chunk_size(walk, width))
-        for first in range(0, len(members), chunk):
-            rows = members[first : first + chunk]
-            filled = np.resize(rows, chunk)
-            subsets = np.asarray(_draws(walk, width, sizes[filled], keys[filled]))[: len(rows)]
-            draws[rows, :width] = subsets
-            draws[rows[(subsets < 0).any(axis=1)]] = -1
-    return jnp.asarray(draws)
+        return draws_of_varying_size(
+            partial(_draws, walk), partial(_chunk_size, walk), walk.size_logits, len(walk.tree.X), walk.width, keys
+        )

@@ -1,0 +1,207 @@
+"""All samplers side by side on the same kernels, one draw at a time; and symmetric kernels against DPPy.
+
+    python benchmarks/samplers.py [--type float32] [--quick] [--output docs/tables/samplers.md]
+                                  [--figure docs/figures/samplers.png]
+
+Kernels as in section 6.1 of Han et al. (2022): V and B normal with variance √(2/d), D standard normal; for draws of any
+size rescaled to a mean size of 15. A time is the best of three draws, after compilation. What could not finish is given
+as its expected time, marked by an asterisk: rejection as the time of one proposal times their expected number, which
+has a closed form; the linear-time sampler scaled from n = 10⁴. Memory is what a prepared sampler holds beyond X.
+
+Counted by hand for the contour sampler, float64, n = 10⁴, d = 100, k = 10, J = 22 nodes: an item's images under all R_j
+read 2 · 2 J d² numbers = 7 MB, the weighted sum of their symmetric parts 1.8 MB; the product of the factors is 2 · 2 J i
+d² flop, 4.4 MFlop at i = 5; a descent is 0.3 MFlop, its leaf 0.8. At 13 GB/s and 22 GFlop/s: 0.9 ms an item. Profiled:
+1.8 ms, of which the images take 0.6, the product 0.5, the weighted sum 0.1, the descent and its leaf 0.2, and small
+operations the rest. At k = 50 the products take half of 4.6 ms an item. On a GPU the images of a whole batch are one
+product.
+
+The published exact samplers on learned kernels (Han et al. 2022, Table 2, rank 200; seconds on another machine): UK
+Retail, n = 3,941, k = 10: rejection 406, MCMC 25; k = 50: rejection 5·10¹² expected, MCMC 334.
+"""
+
+import argparse
+import importlib.util
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax import random
+from log_prob import machine
+from updown import duration, kernel
+
+from numpyro_ndpp import NDPP, Cholesky, Contour, Rejection, UpDown
+
+MEAN_SIZE = 15
+# Beyond these a draw is not waited for.
+MOST_PROPOSALS = 300
+MOST_ITEMS_IN_A_SWEEP = 10_000
+NAMES = {UpDown: "up-down", Contour: "contour", Cholesky: "linear time", Rejection: "rejection"}
+EXACT = {"up-down": "no", "contour": "yes", "linear time": "yes", "rejection": "yes"}
+
+
+def best_time(sampler, state, repeats: int = 3) -> float:
+    """Seconds for one draw."""
+    keys = random.split(random.key(0), repeats + 1)
+    jax.block_until_ready(sampler.sample(state, keys[-1:]))
+    times = []
+    for number in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(sampler.sample(state, keys[number : number + 1]))
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def prepared(sampler, X, W, low: int, high: int):
+    prepare = jax.jit(lambda X, W: sampler.prepare(X, W, low, high)).lower(X, W).compile()
+    start = time.perf_counter()
+    state = jax.block_until_ready(prepare(X, W))
+    return state, time.perf_counter() - start
+
+
+def run_case(n: int, d: int, k: int | None, dtype: type) -> list[dict]:
+    X, W = kernel(n, d, dtype)
+    if k is None:
+        law = NDPP.from_factors(X, W, validate_args=False).with_expected_size(MEAN_SIZE)
+        X, W = law.X, law.W
+    low, high = (0, min(n, d)) if k is None else (k, k)
+    rows = []
+    for sampler in (UpDown(), Contour(), Cholesky(), Rejection()):
+        name = NAMES[type(sampler)]
+        small_X, scale = X, 1.0
+        if name == "linear time" and n > MOST_ITEMS_IN_A_SWEEP:
+            small_X, scale = X[:MOST_ITEMS_IN_A_SWEEP] * (n / MOST_ITEMS_IN_A_SWEEP) ** 0.5, n / MOST_ITEMS_IN_A_SWEEP
+        state, preparation = prepared(sampler, small_X, W, low, high)
+        proposals = float(np.exp(state.log_expected)) if name == "rejection" else None
+        guessed = scale > 1 or (proposals is not None and proposals > MOST_PROPOSALS)
+        if name == "rejection":
+            sampler = Rejection(1) if guessed else Rejection(100 * MOST_PROPOSALS)
+        repeats = 1 if name == "up-down" and (k or 0) > 20 else 10 if name == "rejection" and not guessed else 3
+        seconds = best_time(sampler, state, repeats) * scale * (proposals if proposals and guessed else 1.0)
+        held = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+        if name in ("up-down", "linear time"):  # these hold X itself
+            held -= small_X.nbytes
+        row = {
+            "n": n,
+            "d": d,
+            "k": k,
+            "name": name,
+            "seconds": seconds,
+            "guessed": guessed,
+            "preparation": None if scale > 1 else preparation,
+            "bytes": held,
+            "proposals": proposals,
+        }
+        print(row, file=sys.stderr, flush=True)
+        rows.append(row)
+        del state
+    return rows
+
+
+def seconds_in_words(seconds: float) -> str:
+    if seconds < 1:
+        return duration(seconds)
+    return f"{seconds:.2g} s" if seconds < 1000 else f"{seconds:.1e} s"
+
+
+def table(rows: list[dict]) -> list[str]:
+    lines = [
+        "| n | d | k | sampler | exact | a draw | preparation | memory beyond X | expected proposals |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        size = f"any, mean {MEAN_SIZE}" if row["k"] is None else row["k"]
+        mark = "\\*" if row["guessed"] else ""
+        preparation = "" if row["preparation"] is None else f"{row['preparation']:.2g} s"
+        proposals = "" if row["proposals"] is None else f"{row['proposals']:.3g}"
+        lines.append(
+            f"| {row['n']:,} | {row['d']} | {size} | {row['name']} | {EXACT[row['name']]} "
+            f"| {seconds_in_words(row['seconds'])}{mark} | {preparation} | {row['bytes'] / 1e6:.3g} MB | {proposals} |"
+        )
+    return lines
+
+
+def figure(rows: list[dict], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True, layout="constrained")
+    panels = [("n", "number of items n (d = 100, k = 10)"), ("k", "items in a subset k (n = 10⁴, d = 100)")]
+    for axis, (key, label) in zip(axes, panels, strict=True):
+        fixed = {"d": 100, "k": 10} if key == "n" else {"d": 100, "n": 10_000}
+        for number, name in enumerate(EXACT):
+            points = [
+                row
+                for row in rows
+                if row["name"] == name and row[key] and all(row[field] == value for field, value in fixed.items())
+            ]
+            points.sort(key=lambda row: row[key])
+            color = f"C{number}"
+            axis.plot([row[key] for row in points], [row["seconds"] for row in points], color=color, label=name)
+            for row in points:
+                face = "white" if row["guessed"] else color
+                axis.plot(row[key], row["seconds"], "o", color=color, markerfacecolor=face)
+        axis.set(xscale="log", yscale="log", xlabel=label)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("seconds a draw (hollow: expected)")
+    axes[0].legend()
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def symmetric_table(dtype: type, quick: bool) -> list[str]:
+    """Draws of a k-DPP, k = 10: the rejection sampler, which never rejects here, against DPPy."""
+    if importlib.util.find_spec("dppy") is None:
+        return ["DPPy is not installed: no comparison on symmetric kernels."]
+    from dppy.finite_dpps import FiniteDPP
+
+    lines = ["| n | d | k | rejection sampler | DPPy | ratio |", "|---|---|---|---|---|---|"]
+    d, k = 100, 10
+    for n in (10**4,) if quick else (10**4, 10**5):
+        X, _ = kernel(n, d, dtype)
+        state, _ = prepared(Rejection(), X, np.eye(d, dtype=dtype), k, k)
+        theirs = FiniteDPP("likelihood", L_gram_factor=np.asarray(X, np.float64).T)
+        rng = np.random.RandomState(0)
+        theirs.sample_exact_k_dpp(size=k, random_state=rng)
+        ours, times = best_time(Rejection(), state, 20), []
+        for _ in range(5):
+            start = time.perf_counter()
+            theirs.sample_exact_k_dpp(size=k, random_state=rng)
+            times.append(time.perf_counter() - start)
+        lines.append(f"| {n:,} | {d} | {k} | {duration(ours)} | {duration(min(times))} | {min(times) / ours:.0f} |")
+        print(lines[-1], file=sys.stderr, flush=True)
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--type", choices=["float32", "float64"], default="float64")
+    parser.add_argument("--output", type=Path, help="file to write the tables to, as Markdown")
+    parser.add_argument("--figure", type=Path, help="file to draw time against n and against k to")
+    parser.add_argument("--quick", action="store_true", help="n up to 10⁴ only")
+    arguments = parser.parse_args()
+    jax.config.update("jax_enable_x64", arguments.type == "float64")
+    dtype = getattr(np, arguments.type)
+    cases = [(10**3, 100, 10), (10**4, 100, 10), (10**4, 100, 5), (10**4, 100, 20), (10**4, 100, 50)]
+    cases += [(10**4, 20, 10), (10**4, 200, 10), (10**4, 200, 50), (10**3, 20, None), (10**4, 100, None)]
+    if not arguments.quick:
+        cases += [(10**5, 100, 10), (10**6, 100, 10)]
+    rows: list[dict] = []
+    for number, (n, d, k) in enumerate(cases, 1):
+        print(f"[{number}/{len(cases)}] n = {n:,}, d = {d}, k = {k or 'any'} ...", file=sys.stderr, flush=True)
+        rows += run_case(n, d, k, dtype)
+    rows.sort(key=lambda row: (row["k"] is None, row["d"], row["k"] or 0, row["n"]))
+    lines = [f"Machine: {machine()}. {arguments.type}.", "", *table(rows), "", "\\* expected, not waited for.", ""]
+    lines += ["Symmetric kernels:", "", *symmetric_table(dtype, arguments.quick), ""]
+    print("\n".join(lines))
+    if arguments.output:
+        arguments.output.write_text("\n".join(lines))
+    if arguments.figure:
+        figure(rows, arguments.figure)
+
+
+if __name__ == "__main__":
+    main()

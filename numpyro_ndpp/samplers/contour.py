@@ -1,0 +1,527 @@
+r"""The contour sampler: exact, independent draws, one descent of the tree for each item, no chain and no rejection.
+
+Scaled by t, the kernel L = X W Xᵀ has the marginal kernel X R_t Xᵀ with R_t = t W (I + t C W)⁻¹, and a subset's size is
+the exponent of t. So the law of one size k is read off a circle, t_j = r exp(iθ_j):
+
+.. math:: P(a \in S) = \frac{\sum_j w_j\, x_a^\top R_j x_a}{\sum_j w_j}, \qquad w_j = \det(I + t_j W C)\, t_j^{-k} ,
+
+a quadratic form in the features, from which the tree draws the first item. Given that item a is in S,
+
+.. math:: w_j \leftarrow w_j\, x_a^\top R_j x_a, \qquad
+          R_j \leftarrow R_j - R_j x_a x_a^\top R_j / (x_a^\top R_j x_a) ,
+
+and the next item follows: k descents give the subset. The query's mass is the number of items that are still missing.
+
+*Re-tilting.* The radius r fits the law of the size at the start; given the items found so far the size that is wanted
+would become ever rarer, and the sum over the circle all cancellation. So the draw is cut into stages by the number m of
+items that are missing, low < m ≤ high, each with a smaller circle of its own. The radii come from one pilot draw in the
+preprocessing: at the end of a stage the weights w_j give the law of the number of missing items, and with it the next
+radius. A new stage conditions its R_j on the items so far, one after the other.
+
+*Thin factors.* The R_j of a stage are the same for all draws and never copied: what conditioning subtracts from them is
+kept as two vectors for each item and node, and the query is a product of two matrices of those.
+
+The items' features are brought to XᵀX = I first, an exact change of basis that spares digits.
+
+Reference: this project's documentation, "Theory".
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax, random
+
+from numpyro_ndpp.kernel import gram, whiten
+from numpyro_ndpp.linalg import matmul
+from numpyro_ndpp.polynomials import (
+    log_esps,
+    log_scales_of_mean_size,
+    log_sum_esp,
+    restrict_sizes,
+    size_moments,
+    solve_log_scale,
+)
+from numpyro_ndpp.samplers.batching import chunk_size, draw_sizes, draws_of_varying_size, in_chunks
+from numpyro_ndpp.samplers.tree import Tree, build_tree, descend_symmetric, pack, symmetric_part, unpack
+
+# A stage lasts so many times √m items, where m are missing at its start. Over a stage the radius comes to be off by as
+# many standard deviations of the size, which costs digits, and float32 has none to spare.
+_STAGE_LENGTH = {"float32": 2.5, "float64": 5.0}
+# What aliasing may add to a size's weight, relative to it.
+_ACCURACY = {"float32": 1e-7, "float64": 1e-12}
+# A pilot's radius may be off by this factor.
+_MISFIT = 1.25
+# So many items' factors, or fewer, make a page.
+_PAGE = 16
+# Rounding may lead a descent to where there is no mass; then the draw is made again.
+_MAX_ATTEMPTS = 20
+
+
+# Real and imaginary part: a pair of arrays, or an array whose first axis has two entries.
+Complex = Array | tuple[Array, Array]
+
+
+class Factors(NamedTuple):
+    """What conditioning on items has subtracted from R_j, Σ_m left_m right_mᵀ, and the weights w_j of the J nodes.
+
+    Items are kept in pages of s slots, of which only those in use are read. Complex numbers are pairs of real ones,
+    along an axis of two.
+    """
+
+    left: Array  # (pages, 2, d, s, J)
+    right: Array  # (pages, 2, s, J, d)
+    weights: Array  # (2, J)
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["log_radius", "weights", "symmetric", "left", "right"],
+    meta_fields=["low", "high"],
+)
+@dataclass(frozen=True)
+class Stage:
+    """The circle for draws that miss low < m ≤ high items: R_j and det(I + t_j W C) at J nodes in the upper half."""
+
+    log_radius: Array
+    weights: Array  # (2, J) the determinants, divided by the largest
+    symmetric: Array  # (2J, p) the packed symmetric parts of Re R_j and of Im R_j
+    left: Array  # (2, d, J, d) R_j, so that left · x = R_j x
+    right: Array  # (2, J, d, d) R_jᵀ, so that right · x = x R_j
+    low: int = field(metadata={"static": True})
+    high: int = field(metadata={"static": True})
+
+    @property
+    def angles(self) -> Array:
+        return _angles(self.weights.shape[1], self.weights.dtype)
+
+
+class ContourInfo(NamedTuple):
+    """How a draw went: ``rho`` (w,) is |Σ w_j| / Σ |w_j|, one where nothing cancels, and ``mass_error`` (w,) what the
+    query's mass is off from the number of missing items, both for each of the draws' items in order."""
+
+    rho: Array
+    mass_error: Array
+
+
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["tree", "C", "stages", "size_logits"], meta_fields=["min_size"]
+)
+@dataclass(frozen=True)
+class ContourState:
+    """A prepared kernel: the tree, the circle of every stage, and the law of the size."""
+
+    tree: Tree
+    C: Array  # (d, d)
+    stages: tuple[Stage, ...]
+    size_logits: Array  # (d+1,)
+    min_size: int = field(metadata={"static": True})
+
+    @property
+    def max_size(self) -> int:
+        return self.stages[0].high if self.stages else 0
+
+    @property
+    def schedule(self) -> tuple[tuple[int, int], ...]:
+        """(high, low) of every stage: it serves while more than ``low`` and at most ``high`` items are missing."""
+        return tuple((stage.high, stage.low) for stage in self.stages)
+
+    @property
+    def radii(self) -> Array:
+        """The radius of every stage's circle."""
+        return jnp.exp(jnp.stack([stage.log_radius for stage in self.stages]))
+
+
+def _angles(num_upper: int, dtype: jnp.dtype) -> Array:
+    """The angles (J,) of the nodes in the upper half; the others are their conjugates."""
+    return (math.pi / num_upper) * (jnp.arange(num_upper, dtype=dtype) + 0.5)
+
+
+def _schedule(max_size: int, length: float) -> list[tuple[int, int]]:
+    """(high, low) of every stage."""
+    stages, high = [], max_size
+    while high > 0:
+        low = max(0, high - math.ceil(length * math.sqrt(high)))
+        stages.append((high, low))
+        high = low
+    return stages
+
+
+def _multiply(a: Complex, b: Complex) -> tuple[Array, Array]:
+    """The product of complex numbers."""
+    return a[0] * b[0] - a[1] * b[1], a[0] * b[1] + a[1] * b[0]
+
+
+def _turn(weights: Array, angles: Array) -> Array:
+    """Complex weights (2, J) times exp(-i angles)."""
+    return jnp.stack(_multiply(weights, (jnp.cos(angles), -jnp.sin(angles))))
+
+
+def _normalized(weights: Array) -> Array:
+    largest = jnp.sqrt(jnp.max(jnp.sum(weights**2, axis=0)))
+    return weights / jnp.where(largest > 0, largest, 1.0)
+
+
+def _log_pairs_law(num_pairs: int, p: float, sizes: np.ndarray) -> np.ndarray:
+    """log P(size) where each of so many pairs comes with probability p, and single items never; -inf for odd sizes."""
+    count = np.where(sizes % 2 == 0, sizes // 2, -1)
+    possible = (count >= 0) & (count <= num_pairs)
+    terms = [
+        math.lgamma(num_pairs + 1)
+        - math.lgamma(q + 1)
+        - math.lgamma(num_pairs - q + 1)
+        + q * math.log(p)
+        + (num_pairs - q) * math.log1p(-p)
+        for q in np.where(possible, count, 0).tolist()
+    ]
+    return np.where(possible, terms, -np.inf)
+
+
+@functools.cache
+def _num_upper(size: int, high: int, low: int, d: int, accuracy: float) -> int:
+    """How many nodes in the upper half are enough for draws of ``size`` items in the stage low < m ≤ high.
+
+    The sum over N nodes takes sizes m ± N, m ± 2N, ... for m. The laws of even sizes and of odd ones are each those of
+    real-rooted polynomials, of which pairs that come all or nothing with one probability fall off most slowly: N is
+    chosen for them, at the radius of the stage, off by as much as a pilot may be. N is a multiple of four, so that no
+    node is purely imaginary and no even size is taken for an odd one.
+    """
+    directions = d - (size - high)
+    mean = float(_mean_within_stage(high, low, high, 2 * high * (1 - high / max(directions, high + 1)), np))
+    worst = 0
+    for missing in range(high, low, -1):
+        num_pairs = (d - (size - missing) - missing % 2) // 2
+        count = missing // 2
+        for odds in (_MISFIT, 1 / _MISFIT):
+            p = odds * mean / (directions - mean + odds * mean)
+            log_law = _log_pairs_law(num_pairs, min(p, 1 - 1e-12), 2 * np.arange(num_pairs + 1))
+            excess = np.exp(np.minimum(log_law - log_law[count], 700))
+            nodes = 4
+            while True:
+                aliases = [q for q in range(count % (nodes // 2), num_pairs + 1, nodes // 2) if q != count]
+                if sum(excess[aliases]) < accuracy:
+                    break
+                nodes += 4
+            worst = max(worst, nodes // 2)
+    return worst
+
+
+def _build_stage(W: Array, C: Array, log_radius: Array, low: int, high: int, num_upper: int) -> Stage:
+    """The circle of radius exp(log_radius). O(J d³)."""
+    d = len(W)
+    angles = _angles(num_upper, W.dtype)
+    CW, identity = matmul(C, W), jnp.eye(d, dtype=W.dtype)
+
+    def node(angle: Array) -> tuple[Array, Array, Array]:
+        t = jnp.exp(log_radius) * lax.complex(jnp.cos(angle), jnp.sin(angle))
+        A = identity + t * CW
+        sign, log_abs = jnp.linalg.slogdet(A)
+        R = t * matmul(W.astype(A.dtype), jnp.linalg.inv(A))
+        return jnp.stack([jnp.real(R), jnp.imag(R)]), jnp.stack([jnp.real(sign), jnp.imag(sign)]), log_abs
+
+    R, sign, log_abs = lax.map(node, angles)
+    R = jnp.swapaxes(R, 0, 1)  # (2, J, d, d)
+    return Stage(
+        log_radius=log_radius,
+        weights=sign.T * jnp.exp(log_abs - jnp.max(log_abs)),
+        symmetric=pack(0.5 * (R + jnp.swapaxes(R, 2, 3))).reshape(2 * num_upper, -1),
+        left=jnp.swapaxes(R, 1, 2),
+        right=jnp.swapaxes(R, 2, 3),
+        low=low,
+        high=high,
+    )
+
+
+def _start(stage: Stage, size: Array | int, slots: int) -> Factors:
+    """Nothing conditioned on yet, room for so many items."""
+    _, num_upper, d, _ = stage.right.shape
+    dtype = stage.right.dtype
+    num_pages = -(-slots // _PAGE)
+    slots = -(-slots // num_pages)
+    return Factors(
+        left=jnp.zeros((num_pages, 2, d, slots, num_upper), dtype),
+        right=jnp.zeros((num_pages, 2, slots, num_upper, d), dtype),
+        weights=_turn(stage.weights, size * stage.angles),
+    )
+
+
+def _sum_over_pages(factors: Factors, used: Array | int, of_page: Callable[[Array, Array], Any]) -> Any:
+    """The sum of ``of_page(left, right)`` over the pages on which the first ``used`` slots lie."""
+    num_pages, slots = factors.left.shape[0], factors.left.shape[3]
+    if num_pages == 1:
+        return of_page(factors.left[0], factors.right[0])
+
+    def add(page: Array, total: Any) -> Any:
+        return jax.tree.map(jnp.add, total, of_page(factors.left[page], factors.right[page]))
+
+    shapes = jax.eval_shape(of_page, factors.left[0], factors.right[0])
+    zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
+    return lax.fori_loop(0, (used + slots - 1) // slots, add, zeros)
+
+
+def _query(stage: Stage, factors: Factors, used: Array | int) -> tuple[Array, Array]:
+    """The query (d, d) for the next item, symmetric, where ``used`` slots are taken, and ρ."""
+    d = stage.right.shape[-1]
+    total = jnp.sum(factors.weights[0])
+    magnitude = jnp.sum(jnp.sqrt(jnp.sum(factors.weights**2, axis=0)))
+    weights = factors.weights / jnp.where(total > 0, total, 1.0)
+    conjugate = weights * jnp.array([[1.0], [-1.0]], weights.dtype)
+    base = unpack(matmul(conjugate.reshape(-1), stage.symmetric), d)
+
+    def of_page(left: Array, right: Array) -> Array:
+        turned = _multiply(left, weights[:, None, None])
+        # Re(w l rᵀ); the two parts are never brought together, which would be a pass over all of them
+        real, imag = (matmul(turned[part].reshape(d, -1), right[part].reshape(-1, d)) for part in (0, 1))
+        return real - imag
+
+    return base - symmetric_part(_sum_over_pages(factors, used, of_page)), total / magnitude
+
+
+def _condition(
+    factors: Factors, left: Complex, right: Complex, x: Array, slot: Array, active: Array | bool
+) -> Factors:
+    """The factors given one more item, with features x (d,), whose R_j x is left (d, J) and x R_j right (J, d)."""
+    d, slots, num_upper = factors.left.shape[2:]
+
+    def of_page(L: Array, R: Array) -> tuple[Complex, Complex]:
+        to_x = matmul(R, x)  # (2, s, J)
+        from_x = tuple(matmul(x, part.reshape(d, -1)).reshape(slots, num_upper, 1) for part in L)
+        # A sum written out is one pass over the factors.
+        terms = [
+            (_multiply(L[:, :, m], to_x[:, m]), _multiply(R[:, m], (from_x[0][m], from_x[1][m]))) for m in range(slots)
+        ]
+        return functools.reduce(partial(jax.tree.map, jnp.add), terms)
+
+    from_left, from_right = _sum_over_pages(factors, slot, of_page)
+    left = left[0] - from_left[0], left[1] - from_left[1]
+    right = right[0] - from_right[0], right[1] - from_right[1]
+    p = matmul(x, left[0]), matmul(x, left[1])
+    squared = p[0] ** 2 + p[1] ** 2
+    usable = active & (squared > 0)
+    inverse = jnp.where(usable, 1 / jnp.where(usable, squared, 1.0), 0.0)
+    left = _multiply(left, (p[0] * inverse, -p[1] * inverse))
+    page, place = slot // slots, slot % slots
+    weights = jnp.stack(_multiply(factors.weights, p))
+    return Factors(
+        left=factors.left.at[page, :, :, place].set(jnp.stack(left)),
+        right=factors.right.at[page, :, place].set(jnp.stack(right)),
+        weights=jnp.where(active, _normalized(weights), factors.weights),
+    )
+
+
+def _enter(tree: Tree, stage: Stage, size: Array | int, items: Array, slots: int) -> Factors:
+    """The factors of a stage given the items (i,) so far; n stands for none."""
+    factors = _start(stage, size, slots)
+    num_before, d, num_upper = len(items), stage.right.shape[-1], stage.weights.shape[1]
+    if num_before == 0:
+        return factors
+    rows = tree.X.at[items].get(mode="fill", fill_value=0)
+    lefts = matmul(rows, stage.left.reshape(-1, d).T).reshape(num_before, 2, d, num_upper)
+    rights = matmul(rows, stage.right.reshape(-1, d).T).reshape(num_before, 2, num_upper, d)
+
+    def again(slot: Array, factors: Factors) -> Factors:
+        return _condition(factors, lefts[slot], rights[slot], rows[slot], slot, items[slot] < len(tree.X))
+
+    return lax.fori_loop(0, num_before, again, factors)
+
+
+class _Draw(NamedTuple):
+    """A draw on its way: its items (w,), the first of a smaller subset's slots left out, and how it went."""
+
+    items: Array
+    found: Array
+    info: ContourInfo
+
+
+def _run_stage(
+    tree: Tree, C: Array, stage: Stage, size: Array | int, draw: _Draw, key: Array
+) -> tuple[_Draw, Factors]:
+    """The items of one stage. The item that is drawn while m are missing has the slot w - m."""
+    n, width = len(tree.X), len(draw.items)
+    num_before, slots = width - min(stage.high, width), width - stage.low
+    factors = _enter(tree, stage, size, draw.items[:num_before], slots)
+
+    def take(slot: Array, carry: tuple[_Draw, Factors]) -> tuple[_Draw, Factors]:
+        draw, factors = carry
+        missing = width - slot
+        active = missing <= size
+        Q, rho = _query(stage, factors, slot)
+        item, found = descend_symmetric(tree, Q, random.fold_in(key, slot), draw.items)
+        item = jnp.where(active & found, item, n)
+        x = tree.X.at[item].get(mode="fill", fill_value=0)
+        factors = _condition(factors, matmul(stage.left, x), matmul(stage.right, x), x, slot, active)
+        info = ContourInfo(
+            rho=draw.info.rho.at[slot].set(jnp.where(active, rho, 1.0)),
+            mass_error=draw.info.mass_error.at[slot].set(jnp.where(active, jnp.sum(Q * C) - missing, 0.0)),
+        )
+        items = draw.items.at[slot].set(item.astype(draw.items.dtype))
+        return _Draw(items, draw.found & (found | ~active), info), factors
+
+    return lax.fori_loop(num_before, slots, take, (draw, factors))
+
+
+def _empty_draw(n: int, width: int, dtype: jnp.dtype) -> _Draw:
+    info = ContourInfo(jnp.ones(width, dtype), jnp.zeros(width, dtype))
+    return _Draw(jnp.full(width, n, jnp.int32), jnp.asarray(True), info)
+
+
+def _mean_within_stage(high: Any, low: Any, mean: Any, variance: Any, numpy: Any = jnp) -> Any:
+    """The mean number of missing items that the radius of a stage is to have at the stage's start.
+
+    Each item lowers the mean by 1 - variance/mean, the number of missing items by one: at the start the mean is chosen
+    half as much too low as it will be too high at the end.
+    """
+    drift = numpy.clip(variance / mean, 0.0, 1.0) * (high - low)
+    return numpy.clip(high - 0.5 * drift, 0.5, high - 0.25)
+
+
+def _next_log_radius(stage: Stage, factors: Factors, low: int, d: int) -> Array:
+    """The radius of the next stage, down to ``low`` missing items, where ``stage.low`` are missing now."""
+    missing, num_upper = stage.low, len(stage.angles)
+    sizes = jnp.arange(d + 1)
+    turned = _turn(factors.weights[..., None], stage.angles[:, None] * (sizes - missing))
+    coefficients = jnp.sum(turned[0], axis=0)
+    noise = num_upper * jnp.finfo(coefficients.dtype).eps * jnp.sum(jnp.sqrt(jnp.sum(factors.weights**2, axis=0)))
+    known = (jnp.abs(sizes - missing) < num_upper) & ((coefficients > noise) | (sizes == missing))
+    logits = jnp.where(known, jnp.log(jnp.maximum(coefficients, noise)), -jnp.inf)
+    least, most = jnp.min(jnp.where(known, sizes, d)), jnp.max(jnp.where(known, sizes, 0))
+
+    def log_scale(mean: Array) -> Array:
+        # no scale makes the mean anything else than what is possible
+        mean = jnp.clip(mean, least + 0.25, most - 0.25)
+        return jnp.where(least == most, 0.0, log_scales_of_mean_size(logits, mean[None])[0])
+
+    probs = jax.nn.softmax(logits + sizes * log_scale(jnp.asarray(missing - 0.5, logits.dtype)))
+    mean = jnp.dot(probs, sizes)
+    variance = jnp.dot(probs, (sizes - mean) ** 2)
+    return stage.log_radius + log_scale(_mean_within_stage(missing, low, mean, variance))
+
+
+@dataclass(frozen=True)
+class Contour:
+    """Exact sampler for all laws, at a cost that hardly depends on n: one descent of the tree for each item.
+
+    After preprocessing of O(n d² + J d³) a draw of k items costs O(J k² d²) in matrix products, plus k descents of O(d²
+    log n), with J about 5 + 3√k nodes on a circle. Draws are independent: no chain, no steps, no rejection. Rounding is
+    the only error, and every draw can be asked how large it is (:meth:`sample_with_info`).
+
+    >>> from jax import random
+    >>> from numpyro_ndpp import KNDPP, Contour
+    >>> V, B, D = (random.normal(random.key(i), s) for i, s in enumerate([(100, 4), (100, 4), (4, 4)]))
+    >>> law = KNDPP(V, B, D, k=3, sampler=Contour())
+    >>> law.sample(random.key(3), (2,)).shape
+    (2, 3)
+
+    How well it went:
+
+    >>> state = Contour().prepare(law.X, law.W, 3, 3)
+    >>> subsets, info = Contour().sample_with_info(state, random.split(random.key(4), 5))
+    >>> subsets.shape, bool(info.rho.min() > 0.01), bool(abs(info.mass_error).max() < 1e-3)
+    ((5, 3), True, True)
+    """
+
+    def prepare(self, X: Array, W: Array, min_size: int, max_size: int) -> ContourState:
+        """The tree and the circles of all stages. O(n d² + N d³) once."""
+        n, d = X.shape
+        rank = min(n, d)
+        X, W = whiten(X, W, gram(X))
+        tree = build_tree(X)
+        C = unpack(jnp.sum(tree.top, axis=0), d)
+        M = matmul(W, C)
+        sizes = jnp.arange(d + 1)
+        pilot_size: Array | int = max_size
+        if min_size == max_size:
+            possible = log_sum_esp(W, C, max_size, max_size, rank) > -jnp.inf
+            size_logits = jnp.where((sizes == max_size) & possible, 0.0, -jnp.inf).astype(X.dtype)
+        else:
+            size_logits = restrict_sizes(log_esps(W, C), min_size, max_size)
+            mean = jnp.dot(jax.nn.softmax(size_logits), sizes.astype(X.dtype))
+            pilot_size = jnp.where(mean >= 0, jnp.round(mean), 0).astype(jnp.int32)
+
+        def first_log_radius(low: int) -> Array:
+            size = jnp.asarray(pilot_size, X.dtype)
+            mean, variance = size_moments(M, solve_log_scale(M, jnp.maximum(size - 0.5, 0.5)))
+            return solve_log_scale(M, _mean_within_stage(size, jnp.minimum(low, size), mean, variance))
+
+        pilot = _empty_draw(n, max_size, X.dtype)
+        key = random.key(0)
+        stages: list[Stage] = []
+        for high, low in _schedule(max_size, _STAGE_LENGTH[X.dtype.name]):
+            log_radius = first_log_radius(low)
+            if stages:
+                log_radius = jnp.where(pilot_size > high, _next_log_radius(stages[-1], factors, low, d), log_radius)
+            accuracy = _ACCURACY[X.dtype.name]
+            num_upper = max(_num_upper(size, high, low, rank, accuracy) for size in {max(min_size, high), max_size})
+            stages.append(_build_stage(W, C, log_radius, low, high, num_upper))
+            pilot, factors = _run_stage(tree, C, stages[-1], pilot_size, pilot, key)
+        return ContourState(tree, C, tuple(stages), size_logits, min_size)
+
+    def draw(self, state: ContourState, key: Array) -> Array:
+        """One subset, padded; -1 throughout if none of an allowed size has a positive probability."""
+        return self.sample(state, key[None])[0]
+
+    def sample(self, state: ContourState, keys: Array) -> Array:
+        """Subsets (s, w), one for each key."""
+        width = state.max_size
+        if state.min_size == width:
+            return _draws(state, width, jnp.full(len(keys), width), keys)
+        return draws_of_varying_size(
+            partial(_draws, state),
+            partial(_chunk_size, state),
+            state.size_logits,
+            len(state.tree.X),
+            width,
+            keys,
+        )
+
+    def sample_with_info(self, state: ContourState, keys: Array) -> tuple[Array, ContourInfo]:
+        """Subsets (s, w) as from :meth:`sample`, and how each draw went."""
+        sizes = jnp.full(len(keys), state.max_size)
+        if state.min_size < state.max_size:
+            sizes, keys = draw_sizes(state.size_logits, keys)
+        return jax.vmap(partial(_draw_of_size, state, state.max_size))(sizes, keys)
+
+
+def _chunk_size(state: ContourState, width: int) -> int:
+    """How many draws are made side by side, by their factors."""
+    d, num_upper = len(state.C), max((stage.weights.shape[1] for stage in state.stages), default=0)
+    return chunk_size(8 * state.C.dtype.itemsize * d * (d + num_upper * width))
+
+
+def _draw_of_size(state: ContourState, width: int, size: Array | int, key: Array) -> tuple[Array, ContourInfo]:
+    """A subset (width,) of ``size`` items, or -1 throughout where none has a positive probability, and how it went."""
+    if state.min_size == state.max_size:
+        size = width
+    possible = state.size_logits[size] > -jnp.inf
+    empty = _empty_draw(len(state.tree.X), width, state.C.dtype)
+
+    def once_more(carry: tuple[Array, _Draw]) -> tuple[Array, _Draw]:
+        number, _ = carry
+        draw = empty
+        for stage in state.stages:
+            if stage.low < width:
+                draw, _ = _run_stage(state.tree, state.C, stage, size, draw, random.fold_in(key, number))
+        return number + 1, draw
+
+    def failed(carry: tuple[Array, _Draw]) -> Array:
+        number, draw = carry
+        return possible & ((number == 0) | ~draw.found) & (number < _MAX_ATTEMPTS)
+
+    _, draw = lax.while_loop(failed, once_more, (jnp.asarray(0), empty))
+    return jnp.where(possible & draw.found, jnp.sort(draw.items), -1), draw.info
+
+
+@partial(jax.jit, static_argnums=1)
+def _draws(state: ContourState, width: int, sizes: Array, keys: Array) -> Array:
+    """Subsets (s, width) of the sizes (s,)."""
+
+    def draw(size: Array, key: Array) -> Array:
+        return _draw_of_size(state, width, size, key)[0]
+
+    return in_chunks(draw, _chunk_size(state, width), sizes, keys)

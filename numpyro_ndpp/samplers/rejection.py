@@ -1,0 +1,175 @@
+r"""Exact draws by rejection: subsets of a symmetric kernel that dominates, accepted by the ratio of determinants.
+
+With Ŵ the Youla symmetrisation of W (:mod:`.proposal`), det (X W Xᵀ)_S ≤ det (X Ŵ Xᵀ)_S for every S. So draw S from the
+DPP of X Ŵ Xᵀ, restricted to the same sizes, and keep it with probability det (X W Xᵀ)_S / det (X Ŵ Xᵀ)_S. The expected
+number of proposals is the ratio of the normalisers,
+
+.. math:: \frac{\sum_k e_k(\hat W C)}{\sum_k e_k(W C)} \qquad\text{over the allowed sizes } k,
+
+which grows exponentially with the size as soon as the skew part weighs something. For a symmetric kernel it is one, and
+this is the tree-based sampler of ordinary DPPs and k-DPPs.
+
+A proposal draws its size, then so many eigenvectors, then that many items by descents of the tree.
+
+References: Han, Gartrell, Gillenwater, Dohmatob and Karbasi (2022), *Scalable sampling for nonsymmetric determinantal
+point processes*, ICLR, Algorithm 2; Gillenwater, Kulesza, Mariet and Vassilvitskii (2019), *A tree-based method for
+fast repeated sampling of determinantal point processes*, ICML.
+"""
+
+import operator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax, random
+
+from numpyro_ndpp.kernel import gram, whiten
+from numpyro_ndpp.linalg import log_determinant, matmul
+from numpyro_ndpp.polynomials import log_sum_esp, restrict_sizes
+from numpyro_ndpp.samplers.batching import chunk_size, in_chunks
+from numpyro_ndpp.samplers.proposal import (
+    SymmetricKernel,
+    decompose,
+    draw_k_dpp,
+    log_esp_table,
+    youla_symmetrization,
+)
+from numpyro_ndpp.samplers.tree import Tree, build_tree, unpack
+
+if TYPE_CHECKING:
+    from numpyro_ndpp.distributions import KNDPP, NDPP
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["tree", "W", "What", "kernel", "table", "size_logits", "log_expected"],
+    meta_fields=["width"],
+)
+@dataclass(frozen=True)
+class RejectionState:
+    """The proposals' kernel by its eigenvectors, the law of their size, and how many of them a draw is expected to take."""
+
+    tree: Tree
+    W: Array  # (d, d)
+    What: Array  # (d, d)
+    kernel: SymmetricKernel
+    table: Array  # (d+1, w+1)
+    size_logits: Array  # (w+1,) of the proposals
+    log_expected: Array  # log of the expected number of proposals; inf where no subset has a positive probability
+    width: int = field(metadata={"static": True})
+
+
+def _log_expected(table: Array, W: Array, C: Array, low: int, high: int, rank: int) -> Array:
+    """log of the ratio of the two normalisers."""
+    proposals = jax.nn.logsumexp(restrict_sizes(table[-1], low, high))
+    # Rounding may make a symmetric kernel's ratio less than one.
+    ratio = jnp.maximum(proposals - log_sum_esp(W, C, low, high, rank), 0.0)
+    return jnp.where(proposals > -jnp.inf, ratio, jnp.inf)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _expected_proposals(low: int, high: int, X: Array, W: Array) -> Array:
+    X, W = whiten(X, W, gram(X))
+    C = gram(X)
+    table = log_esp_table(decompose(youla_symmetrization(W), C).eigenvalues, high)
+    return jnp.exp(_log_expected(table, W, C, low, high, min(X.shape)))
+
+
+@dataclass(frozen=True)
+class Rejection:
+    r"""Exact sampler by rejection (Han et al., ICLR 2022), for all laws; for symmetric kernels it never rejects.
+
+    A proposal costs O(k d² + d² log n) after preprocessing of O(n d² + d³). Their expected number grows exponentially
+    with the size of the skew part: ask :meth:`expected_proposals` first.
+
+    :param max_proposals: how many proposals a draw may take. Past that: an error that names the expected number, under
+        jit -1 throughout.
+    :raises ValueError: if ``max_proposals`` is not a positive integer.
+
+    >>> import jax.numpy as jnp
+    >>> from jax import random
+    >>> from numpyro_ndpp import KNDPP, Rejection
+    >>> V, B, D = (random.normal(random.key(i), s) for i, s in enumerate([(50, 4), (50, 2), (2, 2)]))
+    >>> law = KNDPP(V, 0.3 * B, D, k=3, sampler=Rejection())
+    >>> print(law.sampler.expected_proposals(law) < 2)
+    True
+    >>> law.sample(random.key(3), (2,)).shape
+    (2, 3)
+    """
+
+    max_proposals: int = 10_000
+
+    def __post_init__(self) -> None:
+        try:
+            number = operator.index(self.max_proposals)
+        except TypeError:
+            number = 0
+        if isinstance(self.max_proposals, bool) or number < 1:
+            raise ValueError(f"max_proposals must be a positive integer, got {self.max_proposals!r}")
+        object.__setattr__(self, "max_proposals", number)
+
+    def expected_proposals(self, law: "NDPP | KNDPP") -> Array:
+        r"""The expected number of proposals a draw (batch shape), :math:`\sum \hat e_k / \sum e_k`. O(n d² + d³)."""
+
+        of_kernel = partial(_expected_proposals, law.min_size, law.max_size)
+        return jnp.vectorize(of_kernel, signature="(n,d),(d,e)->()")(law.X, law.W)
+
+    def prepare(self, X: Array, W: Array, min_size: int, max_size: int) -> RejectionState:
+        """The tree, and the eigenvectors of the dominating kernel. O(n d² + d³) once."""
+        n, d = X.shape
+        # In an orthonormal basis of the features' span the symmetrisation is that of the kernel itself.
+        X, W = whiten(X, W, gram(X))
+        tree = build_tree(X)
+        C = unpack(jnp.sum(tree.top, axis=0), d)
+        What = youla_symmetrization(W)
+        kernel = decompose(What, C)
+        table = log_esp_table(kernel.eigenvalues, max_size)
+        size_logits = restrict_sizes(table[-1], min_size, max_size)
+        log_expected = _log_expected(table, W, C, min_size, max_size, min(n, d))
+        return RejectionState(tree, W, What, kernel, table, size_logits, log_expected, max_size)
+
+    def draw(self, state: RejectionState, key: Array) -> Array:
+        """One subset, padded; -1 throughout if none was accepted."""
+        n = len(state.tree.X)
+        if state.width == 0:
+            return jnp.zeros(0, jnp.int32)
+
+        def propose(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            number, _, _ = carry
+            size_key, items_key, accept_key = random.split(random.fold_in(key, number), 3)
+            size = random.categorical(size_key, state.size_logits)
+            items, found = draw_k_dpp(state.tree, state.kernel, state.table, size, items_key)
+            rows = state.tree.X.at[items].get(mode="fill", fill_value=0)
+            padding = jnp.diag((jnp.arange(state.width) >= size).astype(rows.dtype))
+            log_target, log_proposal = (
+                log_determinant(matmul(matmul(rows, inner), rows.T) + padding) for inner in (state.W, state.What)
+            )
+            log_uniform = jnp.log(random.uniform(accept_key, (), rows.dtype))
+            # Both may be -inf, whose difference is no number: not accepted.
+            accepted = found & (log_uniform <= log_target - log_proposal)
+            return number + 1, items.astype(jnp.int32), accepted
+
+        def unfinished(carry: tuple[Array, Array, Array]) -> Array:
+            number, _, accepted = carry
+            return (state.log_expected < jnp.inf) & ~accepted & (number < self.max_proposals)
+
+        start = (jnp.asarray(0), jnp.full(state.width, n, jnp.int32), jnp.asarray(False))
+        _, items, accepted = lax.while_loop(unfinished, propose, start)
+        return jnp.where(accepted, jnp.sort(items), -1)
+
+    def sample(self, state: RejectionState, keys: Array) -> Array:
+        """Subsets (s, w), one for each key."""
+        return _draws(self, state, keys)
+
+    def failure(self, state: RejectionState) -> str:
+        """Why a draw was not made."""
+        expected = jnp.exp(jnp.max(state.log_expected))
+        return f"a draw is expected to take {expected:.3g} proposals, allowed were max_proposals={self.max_proposals}"
+
+
+@partial(jax.jit, static_argnums=0)
+def _draws(sampler: Rejection, state: RejectionState, keys: Array) -> Array:
+    d = len(state.W)
+    return in_chunks(partial(sampler.draw, state), chunk_size(state.W.dtype.itemsize * 8 * d * d), keys)
