@@ -186,7 +186,8 @@ class _SubsetDistribution(Distribution):
         if not_jax_tracer(draws) and (draws < 0).any():
             failure = self.sampler.failure(state) if hasattr(self.sampler, "failure") else "they have probability zero"
             raise ValueError(
-                f"no subset of {self._sizes_in_words()} items could be drawn from this kernel by {self.sampler}: {failure}"
+                f"no subset of {self._sizes_in_words()} items could be drawn by {self.sampler} from this kernel: "
+                f"{failure}"
             )
         return draws
 

@@ -140,7 +140,7 @@ def test_inclusion_frequencies_beyond_enumeration():
     counts = np.bincount(draws.ravel(), minlength=n)
     probs = np.asarray(law.inclusion_probs())
     scores = (counts - len(draws) * probs) / np.sqrt(len(draws) * probs * (1 - probs))
-    # A count of ten or twenty is not normal yet: a uniform number within the step of its distribution function is exact.
+    # A count of ten is not normal yet; a uniform number within the step of its distribution function makes it exact.
     uniform = np.random.default_rng(0).uniform(size=n)
     below, at = stats.binom.cdf(counts - 1, len(draws), probs), stats.binom.pmf(counts, len(draws), probs)
     assert stats.kstest(stats.norm.ppf(below + uniform * at), "norm").pvalue > 1e-4
@@ -167,6 +167,18 @@ def check_masses(n, d, k, dtype, cond, tolerance, num_draws=20):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-8), (np.float32, 1e-4)])
 def test_mass_is_the_number_of_missing_items(dtype, tolerance, cond):
     check_masses(500, 40, 30, dtype, cond, tolerance)
+
+
+@pytest.mark.parametrize("expected_size", [6.0, 20.0])
+def test_mass_at_every_size(expected_size):
+    """One set of circles serves all sizes of an NDPP."""
+    law = NDPP(*random_kernel(500, 40)).with_expected_size(expected_size)
+    state = jax.jit(lambda X, W: Contour().prepare(X, W, 0, 40))(law.X, law.W)
+    subsets, info = jax.jit(Contour().sample_with_info)(state, jax.random.split(jax.random.key(10), 200))
+    sizes = jnp.sum(subsets < 500, axis=1)
+    assert sizes.min() < expected_size - 3
+    assert sizes.max() > expected_size + 3
+    assert jnp.abs(info.mass_error).max() < 1e-8
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def draws_of_varying_size(
         for first in range(0, len(members), chunk):
             rows = members[first : first + chunk]
             filled = np.resize(rows, chunk)
-            drawn = np.asarray(draws(width, sizes[filled], keys[filled]))[: len(rows)]
+            drawn = np.asarray(draws(width, jnp.asarray(sizes[filled]), keys[filled]))[: len(rows)]
             subsets[rows, :width] = drawn
             subsets[rows[(drawn < 0).any(axis=1)]] = -1
     return jnp.asarray(subsets)

@@ -55,11 +55,13 @@ from numpyro_ndpp.samplers.tree import Tree, build_tree, descend_symmetric, pack
 # many standard deviations of the size, which costs digits, and float32 has none to spare.
 _STAGE_LENGTH = {"float32": 2.5, "float64": 5.0}
 # What aliasing may add to a size's weight, relative to it.
-_ACCURACY = {"float32": 1e-7, "float64": 1e-12}
+_ACCURACY = {"float32": 1e-7, "float64": 1e-11}
 # A pilot's radius may be off by this factor.
 _MISFIT = 1.25
-# So many items' factors, or fewer, make a page.
+# So many items' factors, or fewer, make a page. On a CPU even a few items have two pages, of which the second is read
+# only when it is needed; on an accelerator a loop over pages costs more than it saves.
 _PAGE = 16
+_FEW = 8
 # Rounding may lead a descent to where there is no mass; then the draw is made again.
 _MAX_ATTEMPTS = 20
 
@@ -75,7 +77,7 @@ class Factors(NamedTuple):
     along an axis of two.
     """
 
-    left: Array  # (pages, 2, d, s, J)
+    left: Array  # (pages, d, 2, s, J)
     right: Array  # (pages, 2, s, J, d)
     weights: Array  # (2, J)
 
@@ -103,16 +105,17 @@ class Stage:
 
 
 class ContourInfo(NamedTuple):
-    """How a draw went: ``rho`` (w,) is |Σ w_j| / Σ |w_j|, one where nothing cancels, and ``mass_error`` (w,) what the
-    query's mass is off from the number of missing items, both for each of the draws' items in order."""
+    """How a draw went, for each of its items in order.
+
+    ``rho`` (w,) is Σ w_j / Σ |w_j|, one where nothing cancels. ``mass_error`` (w,) is what the query's mass is off from
+    the number of missing items.
+    """
 
     rho: Array
     mass_error: Array
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["tree", "C", "stages", "size_logits"], meta_fields=["min_size"]
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["tree", "C", "stages", "size_logits"], meta_fields=["min_size"])
 @dataclass(frozen=True)
 class ContourState:
     """A prepared kernel: the tree, the circle of every stage, and the law of the size."""
@@ -168,19 +171,11 @@ def _normalized(weights: Array) -> Array:
     return weights / jnp.where(largest > 0, largest, 1.0)
 
 
-def _log_pairs_law(num_pairs: int, p: float, sizes: np.ndarray) -> np.ndarray:
-    """log P(size) where each of so many pairs comes with probability p, and single items never; -inf for odd sizes."""
-    count = np.where(sizes % 2 == 0, sizes // 2, -1)
-    possible = (count >= 0) & (count <= num_pairs)
-    terms = [
-        math.lgamma(num_pairs + 1)
-        - math.lgamma(q + 1)
-        - math.lgamma(num_pairs - q + 1)
-        + q * math.log(p)
-        + (num_pairs - q) * math.log1p(-p)
-        for q in np.where(possible, count, 0).tolist()
-    ]
-    return np.where(possible, terms, -np.inf)
+def _log_binomial(number: int, p: float) -> np.ndarray:
+    """log P(q) for q = 0 .. number of a binomial law."""
+    log_choose = [math.lgamma(number + 1) - math.lgamma(q + 1) - math.lgamma(number - q + 1) for q in range(number + 1)]
+    q = np.arange(number + 1)
+    return np.array(log_choose) + q * math.log(p) + (number - q) * math.log1p(-p)
 
 
 @functools.cache
@@ -200,7 +195,7 @@ def _num_upper(size: int, high: int, low: int, d: int, accuracy: float) -> int:
         count = missing // 2
         for odds in (_MISFIT, 1 / _MISFIT):
             p = odds * mean / (directions - mean + odds * mean)
-            log_law = _log_pairs_law(num_pairs, min(p, 1 - 1e-12), 2 * np.arange(num_pairs + 1))
+            log_law = _log_binomial(num_pairs, p)
             excess = np.exp(np.minimum(log_law - log_law[count], 700))
             nodes = 4
             while True:
@@ -243,9 +238,11 @@ def _start(stage: Stage, size: Array | int, slots: int) -> Factors:
     _, num_upper, d, _ = stage.right.shape
     dtype = stage.right.dtype
     num_pages = -(-slots // _PAGE)
+    if num_pages == 1 and slots >= _FEW and jax.default_backend() == "cpu":
+        num_pages = 2
     slots = -(-slots // num_pages)
     return Factors(
-        left=jnp.zeros((num_pages, 2, d, slots, num_upper), dtype),
+        left=jnp.zeros((num_pages, d, 2, slots, num_upper), dtype),
         right=jnp.zeros((num_pages, 2, slots, num_upper, d), dtype),
         weights=_turn(stage.weights, size * stage.angles),
     )
@@ -275,26 +272,23 @@ def _query(stage: Stage, factors: Factors, used: Array | int) -> tuple[Array, Ar
     base = unpack(matmul(conjugate.reshape(-1), stage.symmetric), d)
 
     def of_page(left: Array, right: Array) -> Array:
-        turned = _multiply(left, weights[:, None, None])
-        # Re(w l rᵀ); the two parts are never brought together, which would be a pass over all of them
-        real, imag = (matmul(turned[part].reshape(d, -1), right[part].reshape(-1, d)) for part in (0, 1))
-        return real - imag
+        # Re(w l rᵀ) is one product of real matrices
+        real, imag = _multiply((left[:, 0], left[:, 1]), weights)
+        return matmul(jnp.stack([real, -imag], axis=1).reshape(d, -1), right.reshape(-1, d))
 
     return base - symmetric_part(_sum_over_pages(factors, used, of_page)), total / magnitude
 
 
-def _condition(
-    factors: Factors, left: Complex, right: Complex, x: Array, slot: Array, active: Array | bool
-) -> Factors:
+def _condition(factors: Factors, left: Complex, right: Complex, x: Array, slot: Array, active: Array | bool) -> Factors:
     """The factors given one more item, with features x (d,), whose R_j x is left (d, J) and x R_j right (J, d)."""
-    d, slots, num_upper = factors.left.shape[2:]
+    d, _, slots, num_upper = factors.left.shape[1:]
 
     def of_page(L: Array, R: Array) -> tuple[Complex, Complex]:
         to_x = matmul(R, x)  # (2, s, J)
-        from_x = tuple(matmul(x, part.reshape(d, -1)).reshape(slots, num_upper, 1) for part in L)
+        from_x = matmul(x, L.reshape(d, -1)).reshape(2, slots, num_upper, 1)
         # A sum written out is one pass over the factors.
         terms = [
-            (_multiply(L[:, :, m], to_x[:, m]), _multiply(R[:, m], (from_x[0][m], from_x[1][m]))) for m in range(slots)
+            (_multiply((L[:, 0, m], L[:, 1, m]), to_x[:, m]), _multiply(R[:, m], from_x[:, m])) for m in range(slots)
         ]
         return functools.reduce(partial(jax.tree.map, jnp.add), terms)
 
@@ -309,7 +303,7 @@ def _condition(
     page, place = slot // slots, slot % slots
     weights = jnp.stack(_multiply(factors.weights, p))
     return Factors(
-        left=factors.left.at[page, :, :, place].set(jnp.stack(left)),
+        left=factors.left.at[page, :, :, place].set(jnp.stack(left, axis=1)),
         right=factors.right.at[page, :, place].set(jnp.stack(right)),
         weights=jnp.where(active, _normalized(weights), factors.weights),
     )
@@ -337,11 +331,10 @@ class _Draw(NamedTuple):
     items: Array
     found: Array
     info: ContourInfo
+    weights: Array  # (2, J) of the last stage
 
 
-def _run_stage(
-    tree: Tree, C: Array, stage: Stage, size: Array | int, draw: _Draw, key: Array
-) -> tuple[_Draw, Factors]:
+def _run_stage(tree: Tree, C: Array, stage: Stage, size: Array | int, draw: _Draw, key: Array) -> _Draw:
     """The items of one stage. The item that is drawn while m are missing has the slot w - m."""
     n, width = len(tree.X), len(draw.items)
     num_before, slots = width - min(stage.high, width), width - stage.low
@@ -361,14 +354,18 @@ def _run_stage(
             mass_error=draw.info.mass_error.at[slot].set(jnp.where(active, jnp.sum(Q * C) - missing, 0.0)),
         )
         items = draw.items.at[slot].set(item.astype(draw.items.dtype))
-        return _Draw(items, draw.found & (found | ~active), info), factors
+        # A sum that is nothing but rounding is no law to draw from.
+        found &= rho > factors.weights.size * jnp.finfo(rho.dtype).eps
+        return draw._replace(items=items, found=draw.found & (found | ~active), info=info), factors
 
-    return lax.fori_loop(num_before, slots, take, (draw, factors))
+    start = draw._replace(weights=factors.weights)
+    draw, factors = lax.fori_loop(num_before, slots, take, (start, factors))
+    return draw._replace(weights=factors.weights)
 
 
 def _empty_draw(n: int, width: int, dtype: jnp.dtype) -> _Draw:
     info = ContourInfo(jnp.ones(width, dtype), jnp.zeros(width, dtype))
-    return _Draw(jnp.full(width, n, jnp.int32), jnp.asarray(True), info)
+    return _Draw(jnp.full(width, n, jnp.int32), jnp.asarray(True), info, jnp.zeros((2, 0), dtype))
 
 
 def _mean_within_stage(high: Any, low: Any, mean: Any, variance: Any, numpy: Any = jnp) -> Any:
@@ -381,13 +378,13 @@ def _mean_within_stage(high: Any, low: Any, mean: Any, variance: Any, numpy: Any
     return numpy.clip(high - 0.5 * drift, 0.5, high - 0.25)
 
 
-def _next_log_radius(stage: Stage, factors: Factors, low: int, d: int) -> Array:
-    """The radius of the next stage, down to ``low`` missing items, where ``stage.low`` are missing now."""
+def _next_log_radius(stage: Stage, pilot: _Draw, low: int, d: int) -> Array:
+    """The radius of the next stage, down to ``low`` missing items, where a pilot has just finished a stage."""
     missing, num_upper = stage.low, len(stage.angles)
     sizes = jnp.arange(d + 1)
-    turned = _turn(factors.weights[..., None], stage.angles[:, None] * (sizes - missing))
+    turned = _turn(pilot.weights[..., None], stage.angles[:, None] * (sizes - missing))
     coefficients = jnp.sum(turned[0], axis=0)
-    noise = num_upper * jnp.finfo(coefficients.dtype).eps * jnp.sum(jnp.sqrt(jnp.sum(factors.weights**2, axis=0)))
+    noise = num_upper * jnp.finfo(coefficients.dtype).eps * jnp.sum(jnp.sqrt(jnp.sum(pilot.weights**2, axis=0)))
     known = (jnp.abs(sizes - missing) < num_upper) & ((coefficients > noise) | (sizes == missing))
     logits = jnp.where(known, jnp.log(jnp.maximum(coefficients, noise)), -jnp.inf)
     least, most = jnp.min(jnp.where(known, sizes, d)), jnp.max(jnp.where(known, sizes, 0))
@@ -450,16 +447,16 @@ class Contour:
             return solve_log_scale(M, _mean_within_stage(size, jnp.minimum(low, size), mean, variance))
 
         pilot = _empty_draw(n, max_size, X.dtype)
-        key = random.key(0)
+        key, accuracy = random.key(0), _ACCURACY[X.dtype.name]
         stages: list[Stage] = []
         for high, low in _schedule(max_size, _STAGE_LENGTH[X.dtype.name]):
             log_radius = first_log_radius(low)
             if stages:
-                log_radius = jnp.where(pilot_size > high, _next_log_radius(stages[-1], factors, low, d), log_radius)
-            accuracy = _ACCURACY[X.dtype.name]
-            num_upper = max(_num_upper(size, high, low, rank, accuracy) for size in {max(min_size, high), max_size})
+                log_radius = jnp.where(pilot_size > high, _next_log_radius(stages[-1], pilot, low, d), log_radius)
+            # Without a limit from below a stage may be a draw's first: then no direction is taken yet.
+            num_upper = max(_num_upper(size, high, low, rank, accuracy) for size in (max(min_size, high), max_size))
             stages.append(_build_stage(W, C, log_radius, low, high, num_upper))
-            pilot, factors = _run_stage(tree, C, stages[-1], pilot_size, pilot, key)
+            pilot = _run_stage(tree, C, stages[-1], pilot_size, pilot, key)
         return ContourState(tree, C, tuple(stages), size_logits, min_size)
 
     def draw(self, state: ContourState, key: Array) -> Array:
@@ -506,8 +503,8 @@ def _draw_of_size(state: ContourState, width: int, size: Array | int, key: Array
         draw = empty
         for stage in state.stages:
             if stage.low < width:
-                draw, _ = _run_stage(state.tree, state.C, stage, size, draw, random.fold_in(key, number))
-        return number + 1, draw
+                draw = _run_stage(state.tree, state.C, stage, size, draw, random.fold_in(key, number))
+        return number + 1, draw._replace(weights=empty.weights)
 
     def failed(carry: tuple[Array, _Draw]) -> Array:
         number, draw = carry

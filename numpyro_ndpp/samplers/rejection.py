@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 )
 @dataclass(frozen=True)
 class RejectionState:
-    """The proposals' kernel by its eigenvectors, the law of their size, and how many of them a draw is expected to take."""
+    """The proposals' kernel by its eigenvectors, the law of their size, and their expected number a draw."""
 
     tree: Tree
     W: Array  # (d, d)
@@ -112,7 +112,6 @@ class Rejection:
 
     def expected_proposals(self, law: "NDPP | KNDPP") -> Array:
         r"""The expected number of proposals a draw (batch shape), :math:`\sum \hat e_k / \sum e_k`. O(n d² + d³)."""
-
         of_kernel = partial(_expected_proposals, law.min_size, law.max_size)
         return jnp.vectorize(of_kernel, signature="(n,d),(d,e)->()")(law.X, law.W)
 
