@@ -165,8 +165,8 @@ class _SubsetDistribution(Distribution):
     def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
         """Draws of shape ``sample_shape + batch_shape + event_shape``, int32, by the distribution's ``sampler``.
 
-        Under jit a draw that cannot be made, because no subset of an allowed size has positive probability, is -1
-        throughout.
+        Under jit a draw that cannot be made is -1 throughout: no subset of an allowed size has positive probability, or
+        the sampler gave up.
 
         :raises ValueError: outside jit, for a draw that cannot be made.
         """

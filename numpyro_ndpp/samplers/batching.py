@@ -5,6 +5,7 @@ the draws are then grouped by size, each group at about its own width.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,20 +26,20 @@ def chunk_size(bytes_per_draw: int) -> int:
     return max(1, _CHUNK_BYTES.get(jax.default_backend(), _CHUNK_BYTES_ELSEWHERE) // bytes_per_draw)
 
 
-def in_chunks(draw: Callable[..., Array], chunk: int, *arguments: Array) -> Array:
+def in_chunks(draw: Callable[..., Any], chunk: int, *arguments: Array) -> Any:
     """``draw`` over the leading axis (s,) of its arguments, at most ``chunk`` of them side by side."""
     number = len(arguments[0])
     if number == 1:
-        return draw(*(array[0] for array in arguments))[None]
-    num_chunks = -(-number // chunk)
+        return jax.tree.map(lambda array: array[None], draw(*(array[0] for array in arguments)))
+    num_chunks = max(1, -(-number // chunk))
+    if num_chunks == 1:
+        return jax.vmap(draw)(*arguments)
     chunk = -(-number // num_chunks)
     extra = num_chunks * chunk - number
     filled = (jnp.concatenate([array, array[:extra]]) for array in arguments)
     chunks = tuple(array.reshape(num_chunks, chunk, *array.shape[1:]) for array in filled)
-    if num_chunks == 1:
-        return jax.vmap(draw)(*(array[0] for array in chunks))
     draws = lax.map(lambda chunk: jax.vmap(draw)(*chunk), chunks)
-    return draws.reshape(num_chunks * chunk, *draws.shape[2:])[:number]
+    return jax.tree.map(lambda array: array.reshape(num_chunks * chunk, *array.shape[2:])[:number], draws)
 
 
 @jax.jit
@@ -76,8 +77,8 @@ def draws_of_varying_size(
         width = int(widths[index])
         members = np.flatnonzero(by_width == index)
         members = members[np.argsort(sizes[members], kind="stable")]  # draws of like cost side by side
-        chunk = min(len(sizes), chunk_of_width(width))
-        # As many chunks of one shape as it takes: nothing is compiled for a number of draws.
+        # A power of two: no more than a few shapes are ever compiled for a width.
+        chunk = min(2 ** (len(members) - 1).bit_length(), chunk_of_width(width))
         for first in range(0, len(members), chunk):
             rows = members[first : first + chunk]
             filled = np.resize(rows, chunk)

@@ -138,7 +138,7 @@ class ContourState:
     @property
     def radii(self) -> Array:
         """The radius of every stage's circle."""
-        return jnp.exp(jnp.stack([stage.log_radius for stage in self.stages]))
+        return jnp.exp(jnp.array([stage.log_radius for stage in self.stages], self.C.dtype))
 
 
 def _angles(num_upper: int, dtype: jnp.dtype) -> Array:
@@ -363,6 +363,21 @@ def _run_stage(tree: Tree, C: Array, stage: Stage, size: Array | int, draw: _Dra
     return draw._replace(weights=factors.weights)
 
 
+def _until_found(attempt: Callable[[Array], _Draw], key: Array, start: _Draw) -> _Draw:
+    """A draw that found all its items, made anew where rounding led a descent to a place without mass."""
+
+    def failed(carry: tuple[Array, _Draw]) -> Array:
+        number, draw = carry
+        return ((number == 0) | ~draw.found) & (number < _MAX_ATTEMPTS)
+
+    def once_more(carry: tuple[Array, _Draw]) -> tuple[Array, _Draw]:
+        return carry[0] + 1, attempt(random.fold_in(key, carry[0]))
+
+    shapes = jax.eval_shape(attempt, key)
+    start = start._replace(weights=jnp.zeros(shapes.weights.shape, shapes.weights.dtype))
+    return lax.while_loop(failed, once_more, (jnp.asarray(0), start))[1]
+
+
 def _empty_draw(n: int, width: int, dtype: jnp.dtype) -> _Draw:
     info = ContourInfo(jnp.ones(width, dtype), jnp.zeros(width, dtype))
     return _Draw(jnp.full(width, n, jnp.int32), jnp.asarray(True), info, jnp.zeros((2, 0), dtype))
@@ -405,8 +420,11 @@ class Contour:
     """Exact sampler for all laws, at a cost that hardly depends on n: one descent of the tree for each item.
 
     After preprocessing of O(n d² + J d³) a draw of k items costs O(J k² d²) in matrix products, plus k descents of O(d²
-    log n), with J about 5 + 3√k nodes on a circle. Draws are independent: no chain, no steps, no rejection. Rounding is
-    the only error, and every draw can be asked how large it is (:meth:`sample_with_info`).
+    log n), with J nodes on a circle: about 6√k for a KNDPP, d/2 where the size varies. Draws are independent: no chain,
+    no steps, no rejection. Rounding is the only error, and every draw can be asked how large it is
+    (:meth:`sample_with_info`).
+
+    :raises ValueError: for a kernel in another type than float32 and float64.
 
     >>> from jax import random
     >>> from numpyro_ndpp import KNDPP, Contour
@@ -424,7 +442,9 @@ class Contour:
     """
 
     def prepare(self, X: Array, W: Array, min_size: int, max_size: int) -> ContourState:
-        """The tree and the circles of all stages. O(n d² + N d³) once."""
+        """The tree and the circles of all stages. O(n d² + J d³) once."""
+        if X.dtype.name not in _STAGE_LENGTH:
+            raise ValueError(f"Contour needs a kernel in {' or '.join(_STAGE_LENGTH)}, got {X.dtype.name}")
         n, d = X.shape
         rank = min(n, d)
         X, W = whiten(X, W, gram(X))
@@ -433,7 +453,8 @@ class Contour:
         M = matmul(W, C)
         sizes = jnp.arange(d + 1)
         pilot_size: Array | int = max_size
-        if min_size == max_size:
+        fixed_size = min_size == max_size
+        if fixed_size:
             possible = log_sum_esp(W, C, max_size, max_size, rank) > -jnp.inf
             size_logits = jnp.where((sizes == max_size) & possible, 0.0, -jnp.inf).astype(X.dtype)
         else:
@@ -453,14 +474,14 @@ class Contour:
             log_radius = first_log_radius(low)
             if stages:
                 log_radius = jnp.where(pilot_size > high, _next_log_radius(stages[-1], pilot, low, d), log_radius)
-            # Without a limit from below a stage may be a draw's first: then no direction is taken yet.
-            num_upper = max(_num_upper(size, high, low, rank, accuracy) for size in (max(min_size, high), max_size))
+            # One circle serves all sizes, whatever their own radius would be: only more nodes than the degree will do.
+            num_upper = _num_upper(max_size, high, low, rank, accuracy) if fixed_size else 2 * (rank // 4 + 1)
             stages.append(_build_stage(W, C, log_radius, low, high, num_upper))
-            pilot = _run_stage(tree, C, stages[-1], pilot_size, pilot, key)
+            pilot = _until_found(partial(_run_stage, tree, C, stages[-1], pilot_size, pilot), key, pilot)
         return ContourState(tree, C, tuple(stages), size_logits, min_size)
 
     def draw(self, state: ContourState, key: Array) -> Array:
-        """One subset, padded; -1 throughout if none of an allowed size has a positive probability."""
+        """One subset, padded; -1 throughout if none could be drawn."""
         return self.sample(state, key[None])[0]
 
     def sample(self, state: ContourState, keys: Array) -> Array:
@@ -478,11 +499,18 @@ class Contour:
         )
 
     def sample_with_info(self, state: ContourState, keys: Array) -> tuple[Array, ContourInfo]:
-        """Subsets (s, w) as from :meth:`sample`, and how each draw went."""
-        sizes = jnp.full(len(keys), state.max_size)
-        if state.min_size < state.max_size:
+        """Subsets (s, w) as from :meth:`sample`, and how each draw went; no numbers where none could be made."""
+        sizes, width = jnp.full(len(keys), state.max_size), state.max_size
+        if state.min_size < width:
             sizes, keys = draw_sizes(state.size_logits, keys)
-        return jax.vmap(partial(_draw_of_size, state, state.max_size))(sizes, keys)
+        return in_chunks(partial(_draw_of_size, state, width), _chunk_size(state, width), sizes, keys)
+
+    def failure(self, state: ContourState) -> str:
+        """Why a draw was not made."""
+        return (
+            "they have probability zero, or one so small beside those of other sizes that nothing but rounding is left "
+            f"of it in {state.C.dtype}"
+        )
 
 
 def _chunk_size(state: ContourState, width: int) -> int:
@@ -492,26 +520,23 @@ def _chunk_size(state: ContourState, width: int) -> int:
 
 
 def _draw_of_size(state: ContourState, width: int, size: Array | int, key: Array) -> tuple[Array, ContourInfo]:
-    """A subset (width,) of ``size`` items, or -1 throughout where none has a positive probability, and how it went."""
+    """A subset (width,) of ``size`` items, or -1 throughout where none could be drawn, and how it went."""
     if state.min_size == state.max_size:
         size = width
     possible = state.size_logits[size] > -jnp.inf
     empty = _empty_draw(len(state.tree.X), width, state.C.dtype)
 
-    def once_more(carry: tuple[Array, _Draw]) -> tuple[Array, _Draw]:
-        number, _ = carry
+    def attempt(key: Array) -> _Draw:
         draw = empty
         for stage in state.stages:
             if stage.low < width:
-                draw = _run_stage(state.tree, state.C, stage, size, draw, random.fold_in(key, number))
-        return number + 1, draw._replace(weights=empty.weights)
+                draw = _run_stage(state.tree, state.C, stage, size, draw, key)
+        return draw
 
-    def failed(carry: tuple[Array, _Draw]) -> Array:
-        number, draw = carry
-        return possible & ((number == 0) | ~draw.found) & (number < _MAX_ATTEMPTS)
-
-    _, draw = lax.while_loop(failed, once_more, (jnp.asarray(0), empty))
-    return jnp.where(possible & draw.found, jnp.sort(draw.items), -1), draw.info
+    draw = _until_found(attempt, key, empty)
+    done = possible & draw.found
+    info = jax.tree.map(lambda array: jnp.where(done, array, jnp.nan), draw.info)
+    return jnp.where(done, jnp.sort(draw.items), -1), info
 
 
 @partial(jax.jit, static_argnums=1)

@@ -109,19 +109,15 @@ def draw_k_dpp(
     features = kernel.features.at[:, columns].get(mode="fill", fill_value=0)
     Q = matmul(features, features.T)
 
-    def take(carry: tuple[Array, Array, Array], step: tuple[Array, Array]) -> tuple[tuple[Array, Array, Array], None]:
+    def take(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         Q, items, found = carry
-        number, key = step
         taken = items if excluded is None else jnp.append(excluded, items)
-        item, found_one = descend_symmetric(tree, Q, key, taken)
-        active = number < size
-        item = jnp.where(active, item, n)
+        item, found_one = descend_symmetric(tree, Q, random.fold_in(key, number), taken)
         x = tree.X.at[item].get(mode="fill", fill_value=0)
         Qx = matmul(Q, x)
         mass = jnp.dot(x, Qx, precision="highest")
         Q = Q - jnp.outer(Qx, Qx) / jnp.where(mass > 0, mass, 1.0)
-        return (Q, items.at[number].set(item), found & (found_one | ~active)), None
+        return Q, items.at[number].set(item), found & found_one
 
-    start = (Q, jnp.full(k, n), jnp.asarray(True))
-    (_, items, found), _ = lax.scan(take, start, (jnp.arange(k), random.split(key, k)))
+    _, items, found = lax.fori_loop(0, size, take, (Q, jnp.full(k, n), jnp.asarray(True)))
     return items, found

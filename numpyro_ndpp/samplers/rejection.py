@@ -16,6 +16,7 @@ point processes*, ICLR, Algorithm 2; Gillenwater, Kulesza, Mariet and Vassilvits
 fast repeated sampling of determinantal point processes*, ICML.
 """
 
+import math
 import operator
 from dataclasses import dataclass, field
 from functools import partial
@@ -81,14 +82,13 @@ def _expected_proposals(low: int, high: int, X: Array, W: Array) -> Array:
 class Rejection:
     r"""Exact sampler by rejection (Han et al., ICLR 2022), for all laws; for symmetric kernels it never rejects.
 
-    A proposal costs O(k d² + d² log n) after preprocessing of O(n d² + d³). Their expected number grows exponentially
-    with the size of the skew part: ask :meth:`expected_proposals` first.
+    A proposal of k items costs O(k d² log n) after preprocessing of O(n d² + J d³). Their expected number grows
+    exponentially with the size of the skew part: ask :meth:`expected_proposals` first.
 
     :param max_proposals: how many proposals a draw may take. Past that: an error that names the expected number, under
         jit -1 throughout.
     :raises ValueError: if ``max_proposals`` is not a positive integer.
 
-    >>> import jax.numpy as jnp
     >>> from jax import random
     >>> from numpyro_ndpp import KNDPP, Rejection
     >>> V, B, D = (random.normal(random.key(i), s) for i, s in enumerate([(50, 4), (50, 2), (2, 2)]))
@@ -111,12 +111,12 @@ class Rejection:
         object.__setattr__(self, "max_proposals", number)
 
     def expected_proposals(self, law: "NDPP | KNDPP") -> Array:
-        r"""The expected number of proposals a draw (batch shape), :math:`\sum \hat e_k / \sum e_k`. O(n d² + d³)."""
+        r"""The expected number of proposals a draw (batch shape), :math:`\sum \hat e_k / \sum e_k`. O(n d² + J d³)."""
         of_kernel = partial(_expected_proposals, law.min_size, law.max_size)
         return jnp.vectorize(of_kernel, signature="(n,d),(d,e)->()")(law.X, law.W)
 
     def prepare(self, X: Array, W: Array, min_size: int, max_size: int) -> RejectionState:
-        """The tree, and the eigenvectors of the dominating kernel. O(n d² + d³) once."""
+        """The tree, and the eigenvectors of the dominating kernel. O(n d² + J d³) once."""
         n, d = X.shape
         # In an orthonormal basis of the features' span the symmetrisation is that of the kernel itself.
         X, W = whiten(X, W, gram(X))
@@ -145,9 +145,10 @@ class Rejection:
             log_target, log_proposal = (
                 log_determinant(matmul(matmul(rows, inner), rows.T) + padding) for inner in (state.W, state.What)
             )
-            log_uniform = jnp.log(random.uniform(accept_key, (), rows.dtype))
-            # Both may be -inf, whose difference is no number: not accepted.
-            accepted = found & (log_uniform <= log_target - log_proposal)
+            log_ratio = log_target - log_proposal
+            # What is zero but for rounding is never accepted.
+            possible = log_ratio > jnp.log(8 * state.width * jnp.finfo(rows.dtype).eps)
+            accepted = found & possible & (jnp.log(random.uniform(accept_key, (), rows.dtype)) < log_ratio)
             return number + 1, items.astype(jnp.int32), accepted
 
         def unfinished(carry: tuple[Array, Array, Array]) -> Array:
@@ -164,8 +165,12 @@ class Rejection:
 
     def failure(self, state: RejectionState) -> str:
         """Why a draw was not made."""
-        expected = jnp.exp(jnp.max(state.log_expected))
-        return f"a draw is expected to take {expected:.3g} proposals, allowed were max_proposals={self.max_proposals}"
+        log_expected = float(jnp.max(state.log_expected))
+        if log_expected == math.inf:
+            return "they have probability zero"
+        exponent, mantissa = divmod(log_expected / math.log(10), 1)
+        expected = f"{10**mantissa:.3g}·10^{exponent:.0f}" if exponent > 5 else f"{math.exp(log_expected):.3g}"
+        return f"a draw is expected to take {expected} proposals, allowed were max_proposals={self.max_proposals}"
 
 
 @partial(jax.jit, static_argnums=0)
