@@ -69,7 +69,7 @@ def adjugate(A: Array) -> Array:
 
 
 def log_determinant(A: Array) -> Array:
-    """log |det A| of a small matrix (m, m) by elimination with pivoting; -inf where a pivot is exactly zero.
+    """The logarithm of the magnitude of det A, A (m, m) small, by elimination; -inf where a pivot is exactly zero.
 
     In a loop of a batch this takes the place of ``slogdet``: a library's routine is called once for every matrix on a
     GPU, and on a CPU its calls from within parallel loops may wait for each other forever.

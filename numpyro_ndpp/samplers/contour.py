@@ -107,8 +107,8 @@ class Stage:
 class ContourInfo(NamedTuple):
     """How a draw went, for each of its items in order.
 
-    ``rho`` (w,) is Σ w_j / Σ |w_j|, one where nothing cancels. ``mass_error`` (w,) is what the query's mass is off from
-    the number of missing items.
+    ``rho`` (w,) is the sum of the weights w_j over that of their magnitudes, one where nothing cancels. ``mass_error``
+    (w,) is what the query's mass is off from the number of missing items.
     """
 
     rho: Array
