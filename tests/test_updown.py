@@ -15,7 +15,7 @@ from kernels import KERNELS, PARTS, TRUE_RANK, N, all_subsets, dense_kernel, enu
 from scipy import stats
 
 from numpyro_ndpp import KNDPP, NDPP, Cholesky, UpDown, distributions, to_multihot
-from numpyro_ndpp.samplers import updown
+from numpyro_ndpp.samplers import batching, updown
 from numpyro_ndpp.samplers.proposal import (
     decompose,
     draw_k_dpp,
@@ -290,7 +290,7 @@ def test_draws_of_limited_size():
 
 def test_draws_by_width_are_those_of_their_sizes(monkeypatch):
     """Outside jit draws of like sizes are made together, here at the widths 2, 4 and 8 and a few at a time."""
-    monkeypatch.setattr(updown, "_SMALLEST_WIDTH", 2)
+    monkeypatch.setattr(batching, "_SMALLEST_WIDTH", 2)
     monkeypatch.setattr(updown, "_chunk_size", lambda walk, width: 700)
     draws = masks(factored("ordinary").sample(jax.random.key(3), (10_000,)))
     assert chi_square_p_value(enumerated_law("ordinary"), draws) > 1e-4
