@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from numpyro_ndpp.linalg import Factorized, factorize, inverse_transposed, matmul
+from numpyro_ndpp.linalg import Factorized, column_lengths, factorize, inverse_transposed, matmul
 
 # The rows of a chunk of subsets are gathered at once, and again in the backward pass. A CPU is fastest where they fit
 # into its cache, an accelerator where there are many of them.
@@ -183,13 +183,13 @@ def log_minor(X: Array, K: Array, subset: Array) -> Array:
     return log_minors(X, K, subset[None])[0]
 
 
-def whiten(X: Array, W: Array, C: Array) -> tuple[Array, Array]:
-    """Features and inner matrix of the same kernel X W Xᵀ in a basis where XᵀX, which is C now, is about the identity.
+def whiten(X: Array, W: Array) -> tuple[Array, Array]:
+    """Features and inner matrix of the same kernel X W Xᵀ in a basis where XᵀX is about the identity.
 
     Exact whatever the basis: only the rounding errors of what is computed in it depend on how near to one it comes.
     """
-    length = jnp.sqrt(jnp.diagonal(C))
-    length = jnp.where(length > 0, length, 1.0)
+    C = gram(X)
+    length = column_lengths(C)
     values, vectors = jnp.linalg.eigh(C / (length[:, None] * length))
     scale = jnp.sqrt(jnp.maximum(values, jnp.finfo(C.dtype).eps * values[-1]))
     scale = jnp.where(scale > 0, scale, 1.0)

@@ -10,6 +10,12 @@ from jax import Array, lax
 matmul = partial(jnp.matmul, precision="highest")
 
 
+def column_lengths(C: Array) -> Array:
+    """The lengths (d,) of the columns of X from C = XᵀX, one for a column of zeros. No gradient passes through."""
+    length = lax.stop_gradient(jnp.sqrt(jnp.diagonal(C)))
+    return jnp.where(length > 0, length, 1.0)
+
+
 class Factorized(NamedTuple):
     """LU factors of diag(r)⁻¹ A diag(c)⁻¹ and the logarithm of det A; -inf where that is zero to rounding."""
 

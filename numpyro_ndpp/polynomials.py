@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ndpp.linalg import matmul
+from numpyro_ndpp.linalg import column_lengths, matmul
 
 # The radius only has to be near the saddle point: half an item of mean size off costs no digit.
 _RADIUS_TOLERANCE = 0.1
@@ -37,18 +37,13 @@ _MAX_ITERATIONS = 60
 _LARGEST_RADIUS = 256.0
 
 
-def _column_lengths(C: Array) -> Array:
-    length = lax.stop_gradient(jnp.sqrt(jnp.diagonal(C)))
-    return jnp.where(length > 0, length, 1.0)
-
-
 def balanced_product(W: Array, C: Array) -> Array:
     """A matrix (d, d) similar to W C, its rows and columns scaled by the lengths of the columns of X.
 
     Similar matrices share their polynomial; this one is far closer to normal when the columns of X have
     different lengths, so that its norm says more about its eigenvalues.
     """
-    length = _column_lengths(C)
+    length = column_lengths(C)
     return matmul(W * length[:, None] * length, C / (length[:, None] * length))
 
 
@@ -61,7 +56,7 @@ def true_rank(W: Array, C: Array) -> Array:
     """
     W, C = lax.stop_gradient(W), lax.stop_gradient(C)
     d, eps = len(W), jnp.finfo(W.dtype).eps
-    length = _column_lengths(C)
+    length = column_lengths(C)
     values, vectors = jnp.linalg.eigh(C / (length[:, None] * length))
     in_range = values > 4 * eps * values[-1]
     projected = matmul(vectors.T, matmul(W * length[:, None] * length, vectors)) * in_range[:, None] * in_range

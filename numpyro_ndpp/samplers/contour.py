@@ -38,7 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 
-from numpyro_ndpp.kernel import gram, whiten
+from numpyro_ndpp.kernel import whiten
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.polynomials import (
     log_esps,
@@ -447,9 +447,9 @@ class Contour:
             raise ValueError(f"Contour needs a kernel in {' or '.join(_STAGE_LENGTH)}, got {X.dtype.name}")
         n, d = X.shape
         rank = min(n, d)
-        X, W = whiten(X, W, gram(X))
+        X, W = whiten(X, W)
         tree = build_tree(X)
-        C = unpack(jnp.sum(tree.top, axis=0), d)
+        C = tree.gram
         M = matmul(W, C)
         sizes = jnp.arange(d + 1)
         pilot_size: Array | int = max_size

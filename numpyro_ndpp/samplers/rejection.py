@@ -37,7 +37,7 @@ from numpyro_ndpp.samplers.proposal import (
     log_esp_table,
     youla_symmetrization,
 )
-from numpyro_ndpp.samplers.tree import Tree, build_tree, unpack
+from numpyro_ndpp.samplers.tree import Tree, build_tree
 
 if TYPE_CHECKING:
     from numpyro_ndpp.distributions import KNDPP, NDPP
@@ -72,7 +72,7 @@ def _log_expected(table: Array, W: Array, C: Array, low: int, high: int, rank: i
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _expected_proposals(low: int, high: int, X: Array, W: Array) -> Array:
-    X, W = whiten(X, W, gram(X))
+    X, W = whiten(X, W)
     C = gram(X)
     table = log_esp_table(decompose(youla_symmetrization(W), C).eigenvalues, high)
     return jnp.exp(_log_expected(table, W, C, low, high, min(X.shape)))
@@ -119,9 +119,9 @@ class Rejection:
         """The tree, and the eigenvectors of the dominating kernel. O(n d² + J d³) once."""
         n, d = X.shape
         # In an orthonormal basis of the features' span the symmetrisation is that of the kernel itself.
-        X, W = whiten(X, W, gram(X))
+        X, W = whiten(X, W)
         tree = build_tree(X)
-        C = unpack(jnp.sum(tree.top, axis=0), d)
+        C = tree.gram
         What = youla_symmetrization(W)
         kernel = decompose(What, C)
         table = log_esp_table(kernel.eigenvalues, max_size)

@@ -61,6 +61,11 @@ class Tree:
         return 2 + 2 * len(self.levels)
 
     @property
+    def gram(self) -> Array:
+        """C = XᵀX (d, d), the sum over all nodes of a level."""
+        return unpack(jnp.sum(self.top, axis=0), self.X.shape[1])
+
+    @property
     def num_bytes(self) -> int:
         """What the tree takes beyond X."""
         return sum(array.nbytes for array in (self.top, *self.levels))

@@ -60,7 +60,6 @@ from numpyro_ndpp.samplers.tree import (
     pack_query,
     pick_above_rounding,
     symmetric_part,
-    unpack,
 )
 
 UPS = ("direct", "rejection", "naive")
@@ -500,9 +499,9 @@ class UpDown:
 
     def prepare(self, X: Array, W: Array, min_size: int, max_size: int) -> Walk:
         """The walk of one kernel: the tree, C, a start for every size and the law of the size. O(n d²) once."""
-        n, d = X.shape
+        n = len(X)
         tree = build_tree(X, self.leaf_size)
-        C = unpack(jnp.sum(tree.top, axis=0), d)
+        C = tree.gram
         size_logits = None
         if min_size == max_size:
             starts = greedy_map(X, W, C, max_size, max_size)
