@@ -191,7 +191,12 @@ def batch_table(dtype: type) -> list[str]:
         "| n | d | k | draws a batch | draws a second | preparation | largest mass error | least ρ |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for n, d, k, number in [(10**6, 100, 10, 4096), (10**6, 100, 10, 32_768), (10**6, 200, 50, 256), (10**6, 200, 50, 1024)]:
+    for n, d, k, number in [
+        (10**6, 100, 10, 4096),
+        (10**6, 100, 10, 32_768),
+        (10**6, 200, 50, 256),
+        (10**6, 200, 50, 1024),
+    ]:
         X, W = jax.block_until_ready(kernel(n, d, dtype))
         state, preparation = prepared(Contour(), X, W, k, k)
         keys = random.split(random.key(1), number)

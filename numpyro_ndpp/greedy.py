@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ndpp.kernel import log_minor, quadratic_forms
+from numpyro_ndpp.kernel import gram, log_minor, quadratic_forms
 from numpyro_ndpp.linalg import matmul
 
 # A gain is taken for zero within this many units of rounding of the terms that were subtracted to give it.
@@ -168,24 +168,57 @@ def greedy_map(X: Array, W: Array, C: Array, min_size: int, max_size: int) -> Ar
     return jnp.sort(_repaired_run(X, W, C, min_size, max_size, max_size)).astype(jnp.int32)
 
 
-def greedy_subsets(X: Array, W: Array, C: Array, possible: Array) -> Array:
+def _emphasized(X: Array, pinned: Array) -> Array:
+    """The features with those of pinned items so large that a greedy run takes these first, alone or in pairs.
+
+    What the others gain beside them does not change.
+    """
+    return X.at[pinned].multiply(jnp.finfo(X.dtype).eps ** -0.25, mode="drop")
+
+
+def _others(items: Array, pinned: Array, n: int, width: int) -> Array:
+    """The items (width,) beside the pinned ones, increasing; none at all if a pinned one is missing."""
+    holds_all = jnp.all(jnp.isin(pinned, items) | (pinned >= n))
+    others = jnp.sort(jnp.where(jnp.isin(items, pinned) | ~holds_all, n, items))
+    return others[:width].astype(jnp.int32)
+
+
+@partial(jax.jit, static_argnames=("min_size", "max_size"))
+def greedy_given(X: Array, W: Array, pinned: Array, min_size: int, max_size: int) -> Array:
+    """Greedy MAP subset (max_size,) of other items than the pinned ones (j,), beside these."""
+    n, number, width = len(X), jnp.sum(pinned < len(X)), max_size + len(pinned)
+    X = _emphasized(X, pinned)
+    items = _repaired_run(X, W, gram(X), min_size + number, max_size + number, width)
+    return _others(items, pinned, n, max_size)
+
+
+def greedy_subsets(X: Array, W: Array, C: Array, possible: Array, pinned: Array) -> Array:
     """A greedy subset of every size 0 .. m in the rows of an array (m+1, m), padded with n.
 
     :param possible: (m+1,) the sizes of which a subset is wanted; the others are left as they come.
+    :param pinned: items (j,), padded with n, beside which they stand and which are not counted.
 
     The first items of a long run are the run for a smaller size, except in the middle of a pair and beyond its end.
     Sizes that it did not pass through get a run of their own.
     """
-    width = len(possible) - 1
-    run = _greedy_run(X, W, C, width, width, width)
+    n, most, number = len(X), len(possible) - 1, jnp.sum(pinned < len(X))
+    width = most + len(pinned)
+    if len(pinned):
+        X = _emphasized(X, pinned)
+        C = gram(X)
+    run = _greedy_run(X, W, C, most + number, most + number, width)
 
     def of_size(argument: tuple[Array, Array]) -> Array:
         size, again = argument
-        prefix = jnp.where(jnp.arange(width) < size, run.subset, len(X))
+        prefix = jnp.where(jnp.arange(width) < size, run.subset, n)
         return lax.cond(again, lambda: _repaired_run(X, W, C, size, size, width), lambda: prefix)
 
-    subsets = lax.map(of_size, (jnp.arange(width + 1), possible & ~run.visited))
-    return jnp.sort(subsets, axis=1).astype(jnp.int32)
+    def of_others(argument: tuple[Array, Array]) -> Array:
+        size, wanted = argument
+        items = of_size((size, wanted & ~run.visited[size]))
+        return _others(items, pinned, n, most)
+
+    return lax.map(of_others, (number + jnp.arange(most + 1), possible))
 
 
 @partial(jax.jit, static_argnames=("num_exchanges",))

@@ -8,15 +8,17 @@ Reference: Gartrell, Han, Dohmatob, Gillenwater and Brunel (2021), *Scalable lea
 nonsymmetric determinantal point processes*, ICLR.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from numpyro_ndpp.linalg import Factorized, column_lengths, factorize, inverse_transposed, matmul
+from numpyro_ndpp.linalg import Factorized, adjugate, column_lengths, determinant, factorize, inverse_transposed, matmul
 
 # The rows of a chunk of subsets are gathered at once, and again in the backward pass. A CPU is fastest where they fit
 # into its cache, an accelerator where there are many of them.
@@ -29,6 +31,11 @@ _SMALLEST_GROUP = 8
 _SMALLEST_WIDTH = 6
 # The inverses are kept for the backward pass if all of them together are no larger than this, else computed again.
 _INVERSE_BYTES = 64 * 2**20
+# Length of the phantom items' features, as in the walk, and the golden section.
+_BORDER = 0.1
+_GOLDEN_SECTION = 0.6180339887498949
+# A determinant is taken for zero within so many units of rounding of the terms that were subtracted to give it.
+_ROUNDING_UNITS = 32
 
 
 def inner_matrix(num_symmetric: int, K: Array) -> Array:
@@ -54,6 +61,117 @@ def _gram_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Arr
 def quadratic_forms(X: Array, Q: Array) -> Array:
     """x_aᵀ Q x_a for every item a (n,)."""
     return jnp.sum(matmul(X, Q) * X, axis=-1)
+
+
+def marginal_matrix(W: Array, C: Array) -> Array:
+    """Z = W (I + C W)⁻¹ (d, d), for which X Z Xᵀ is the marginal kernel: P(J ⊆ S) is its minor on J. O(d³)."""
+    return jnp.linalg.solve((jnp.eye(len(W), dtype=W.dtype) + matmul(C, W)).T, W.T).T
+
+
+class Pinned(NamedTuple):
+    """Items that are in every subset: their features (j, d), zero where there is none, and which there are (j,)."""
+
+    rows: Array
+    present: Array
+
+    @classmethod
+    def of(cls, X: Array, items: Array) -> "Pinned":
+        """The items (j,), padded with n."""
+        return cls(X.at[items].get(mode="fill", fill_value=0), items < len(X))
+
+    @property
+    def number(self) -> Array:
+        return jnp.sum(self.present)
+
+
+def marginal_given(W: Array, C: Array, pinned: Pinned) -> Array:
+    """Z of the marginal kernel given the pinned items, Z - Z X_Jᵀ (X_J Z X_Jᵀ)⁻¹ X_J Z, which always exists. O(d³)."""
+    Z, rows = marginal_matrix(W, C), pinned.rows
+    if len(rows) == 0:
+        return Z
+    left = matmul(rows, Z)
+    minor = matmul(left, rows.T) + jnp.diag((~pinned.present).astype(Z.dtype))
+    return Z - matmul(matmul(Z, rows.T), jnp.linalg.solve(minor, left))
+
+
+class OwnForms(NamedTuple):
+    """x_aᵀ W x_a of every item (n,), and the size of the terms that it is the sum of (n,)."""
+
+    values: Array
+    magnitudes: Array
+
+    @classmethod
+    def of(cls, X: Array, W: Array) -> "OwnForms":
+        left = matmul(X, W)
+        fixed = lax.stop_gradient(jnp.linalg.norm(lax.stop_gradient(left), axis=1) * jnp.linalg.norm(X, axis=1))
+        return cls(jnp.sum(left * X, axis=1), fixed)
+
+
+def log_next_minors(X: Array, W: Array, own: OwnForms, subset: Array) -> Array:
+    r"""log det L_{S∪a} for every item a (n,), up to a constant; -inf for members and where it is zero to rounding.
+
+    :param subset: items (m,), padded with n.
+
+    .. math:: \det L_{S∪a} = \det L_S \, L_{aa} - L_{aS} \operatorname{adj}(L_S) L_{Sa}
+
+    L_S may be singular although L_{S∪a} is not: its adjugate comes from the singular values, which are divided by all
+    but the smallest. O(n m d + m³).
+    """
+    n, dtype = len(X), X.dtype
+    eps = jnp.finfo(dtype).eps
+    member = jnp.zeros(n, bool).at[subset].set(True, mode="drop")
+    if len(subset) == 0:
+        positive = own.values > _ROUNDING_UNITS * eps * own.magnitudes
+        return jnp.where(positive, jnp.log(jnp.where(positive, own.values, 1.0)), -jnp.inf)
+    present = subset < n
+    rows = X.at[subset].get(mode="fill", fill_value=0)
+    images = matmul(rows, W)
+    lengths = lax.stop_gradient(jnp.sqrt(jnp.linalg.norm(rows, axis=1) * jnp.linalg.norm(images, axis=1)))
+    scale = jnp.where(present & (lengths > 0), 1 / jnp.where(lengths > 0, lengths, 1.0), 0.0)
+    minor = matmul(images, rows.T) * scale[:, None] * scale + jnp.diag((~present).astype(dtype))
+    to_items = matmul(X, images.T) * scale  # L_{Sa} transposed (n, m)
+    from_items = matmul(X, matmul(W, rows.T)) * scale  # L_{aS}
+
+    U, sigma, Vt = jnp.linalg.svd(lax.stop_gradient(minor))
+    smallest = jnp.where(sigma[-1] > len(subset) * eps * sigma[0], sigma[-1], 0.0)
+    ratios = jnp.where(jnp.arange(len(sigma)) < len(sigma) - 1, smallest / jnp.where(sigma > 0, sigma, 1.0), 1.0)
+    sign = jnp.linalg.slogdet(U)[0] * jnp.linalg.slogdet(Vt)[0]
+    # Along singular vectors, so that what is small is found small before it is multiplied.
+    left, right = matmul(lax.stop_gradient(from_items), Vt.T), matmul(lax.stop_gradient(to_items), U)
+    values = sign * (smallest * lax.stop_gradient(own.values) - jnp.sum(ratios * left * right, axis=1))
+    length_left, length_right = (jnp.linalg.norm(side, axis=1, keepdims=True) for side in (left, right))
+    sizes = jnp.sum(ratios * (jnp.abs(left) * length_right + jnp.abs(right) * length_left), axis=1)
+    magnitude = smallest * own.magnitudes + sizes
+    second = sigma[-2] if len(subset) > 1 else jnp.ones((), dtype)
+    possible = second > len(subset) * eps * sigma[0]  # no item makes up for two that are missing
+    units = _ROUNDING_UNITS * eps * sigma[0] / jnp.where(possible, second, 1.0)  # singular vectors are as good as that
+    positive = lax.stop_gradient(possible & ~member & (values > units * magnitude))
+    log_values = jnp.log(lax.stop_gradient(jnp.where(positive, values, 1.0)))
+    # Singular values have no derivative where they meet, so that comes from another formula for the same.
+    bordered = _bordered_next_minors(own.values, minor, present, from_items, to_items)
+    usable = positive & (bordered > 0)
+    slope = jnp.log(jnp.where(usable, bordered, 1.0))
+    return jnp.where(positive, log_values + slope - lax.stop_gradient(slope), -jnp.inf)
+
+
+def _bordered_next_minors(own: Array, minor: Array, present: Array, from_items: Array, to_items: Array) -> Array:
+    r"""det L_{S∪a} for every item a (n,), up to a constant, by S bordered with two phantom items of features G (m, 2):
+
+    .. math:: \det L_{S∪a}
+              = \begin{vmatrix} L_S + GG^\top & L_{Sa} & G \\ L_{aS} & L_{aa} & 0 \\ G^\top & 0 & I \end{vmatrix}
+              ∝ \det E \, (L_{aa} - L_{aS} N L_{Sa}) - L_{aS} N G \operatorname{adj}(E) G^\top N L_{Sa}
+
+    with N the inverse of L_S + GGᵀ and E = I - GᵀNG.
+    """
+    m, dtype = len(minor), minor.dtype
+    # Directions spread by the golden section: no two items share one.
+    angle = math.pi * ((jnp.arange(m, dtype=dtype) * _GOLDEN_SECTION) % 1.0)
+    G = _BORDER * jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1) * present[:, None]
+    N = jnp.linalg.inv(minor + matmul(G, G.T))
+    E = jnp.eye(2, dtype=dtype) - matmul(G.T, matmul(N, G))
+    det_E = determinant(E)
+    between = det_E * N + matmul(matmul(N, G), matmul(adjugate(E), matmul(G.T, N)))
+    return det_E * own - jnp.sum(matmul(from_items, between) * to_items, axis=1)
 
 
 def _factorize_minor(rows: Array, bk: Array, size: Array) -> Factorized:
@@ -191,7 +309,9 @@ def whiten(X: Array, W: Array) -> tuple[Array, Array]:
     C = gram(X)
     length = column_lengths(C)
     values, vectors = jnp.linalg.eigh(C / (length[:, None] * length))
-    scale = jnp.sqrt(jnp.maximum(values, jnp.finfo(C.dtype).eps * values[-1]))
+    # The longest direction first: elimination is accurate where large numbers come before small ones.
+    values, vectors = values[::-1], vectors[:, ::-1]
+    scale = jnp.sqrt(jnp.maximum(values, jnp.finfo(C.dtype).eps * values[0]))
     scale = jnp.where(scale > 0, scale, 1.0)
     to_features = vectors * scale * length[:, None]
     return matmul(X, vectors / scale / length[:, None]), matmul(to_features.T, matmul(W, to_features))

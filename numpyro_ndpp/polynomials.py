@@ -16,6 +16,12 @@ near the saddle point, where the mean size under the kernel r L is about k, the 
 polynomial is a product of factors with non-negative coefficients, and multiplying those out in log space never cancels.
 Eigenvalues are no road to derivatives (they fail where eigenvalues repeat), so those come from the circle again.
 
+*Subsets that hold given items J* have a polynomial of the same kind in the number of the others,
+
+.. math:: \sum_T t^{|T|} \det L_{J∪T} = \det \begin{pmatrix} I + t C W & X_J^\top \\ -X_J W & 0 \end{pmatrix} ,
+
+which exists where L_J is singular and no conditional kernel does. So all of the above is written for det(A + t B).
+
 References: Kulesza and Taskar (2012), *Determinantal point processes for machine learning*, Proposition 5.1;
 Trefethen and Weideman (2014), *The exponentially convergent trapezoidal rule*.
 """
@@ -28,6 +34,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_ndpp.kernel import Pinned, marginal_given
 from numpyro_ndpp.linalg import column_lengths, matmul
 
 # The radius only has to be near the saddle point: half an item of mean size off costs no digit.
@@ -64,18 +71,47 @@ def true_rank(W: Array, C: Array) -> Array:
     return jnp.sum(singular_values > d * eps * singular_values[0])
 
 
-def log_det_one_plus(M: Array) -> Array:
-    """log det(I + M) = log of the sum of all principal minors."""
-    return jnp.linalg.slogdet(jnp.eye(len(M), dtype=M.dtype) + M)[1]
+class Pencil(NamedTuple):
+    """The polynomial exp(log_factor) · det(constant + t linear), whose coefficient of tˢ is the weight of size s.
+
+    Matrices are (d, d), or (d+j, d+j) where j items are pinned.
+    """
+
+    constant: Array
+    linear: Array
+    log_factor: Array
+
+    def at(self, t: Array) -> Array:
+        return self.constant + t * self.linear
 
 
-def size_moments(M: Array, log_scale: Array) -> tuple[Array, Array]:
+def pencil(W: Array, C: Array, pinned: Pinned | None = None) -> Pencil:
+    """The polynomial of the sizes of a subset, or of the number of its other items where some are pinned."""
+    d, dtype = len(W), W.dtype
+    if pinned is None or len(pinned.rows) == 0:
+        return Pencil(jnp.eye(d, dtype=dtype), balanced_product(W, C), jnp.zeros((), dtype))
+    length = column_lengths(C)
+    W, C, rows = W * length[:, None] * length, C / (length[:, None] * length), pinned.rows / length
+    images = matmul(rows, W)
+    # Rows and columns of length one; what they are divided by is the factor.
+    scales = []
+    for side in (rows, images):
+        scale = lax.stop_gradient(jnp.linalg.norm(side, axis=1))
+        scales.append(jnp.where(pinned.present & (scale > 0), scale, 1.0))
+    absent = jnp.diag((~pinned.present).astype(dtype))
+    border = (rows / scales[0][:, None]).T
+    constant = jnp.block([[jnp.eye(d, dtype=dtype), border], [-images / scales[1][:, None], absent]])
+    linear = jnp.pad(matmul(C, W), (0, len(rows)))
+    return Pencil(constant, linear, jnp.sum(jnp.log(scales[0]) + jnp.log(scales[1])))
+
+
+def size_moments(pencil: Pencil, log_scale: Array) -> tuple[Array, Array]:
     """Mean and variance of the size of a subset under the kernel scaled by exp(log_scale)."""
-    d = len(M)
-    # A has the eigenvalues 1 - p with p = rλ / (1 + rλ), and the size is a sum of "coins" of probability p.
-    A = jnp.linalg.inv(jnp.eye(d, dtype=M.dtype) + jnp.exp(log_scale) * M)
-    trace = jnp.trace(A)
-    return d - trace, trace - jnp.sum(A * A.T)
+    scale = jnp.exp(log_scale)
+    # The size is a sum of "coins", whose probabilities are the eigenvalues: rλ / (1 + rλ) without pinned items.
+    A = scale * jnp.linalg.solve(pencil.at(scale), pencil.linear)
+    mean = jnp.trace(A)
+    return mean, mean - jnp.sum(A * A.T)
 
 
 class _Bracket(NamedTuple):
@@ -86,23 +122,29 @@ class _Bracket(NamedTuple):
     iteration: Array
 
 
-def solve_log_scale(M: Array, mean_size: Array, tolerance: float = _RADIUS_TOLERANCE) -> Array:
+def solve_log_scale(
+    pencil: Pencil, mean_size: Array, tolerance: float = _RADIUS_TOLERANCE, *, pinned: bool = False
+) -> Array:
     """log r such that the kernel scaled by r has the given mean size; the largest sensible one if none has.
 
     The mean size grows with r (its derivative in log r is the variance of the size): Newton's method, with
     bisection wherever that leaves the bracket. O(d³) an iteration, about ten of them. No gradient passes through.
     """
-    M = lax.stop_gradient(M)
+    pencil = lax.stop_gradient(pencil)
+    M = pencil.linear
     mean_size = jnp.asarray(lax.stop_gradient(mean_size), M.dtype)
-    d = len(M)
+    d, eps = len(M), float(jnp.finfo(M.dtype).eps)
     norm = jnp.linalg.norm(M)
     log_norm = jnp.log(jnp.where(norm > 0, norm, 1.0))
     # The mean size is at most r·√d·norm.
     low = jnp.log(mean_size) - math.log(2 * math.sqrt(d)) - log_norm
-    high = math.log(_LARGEST_RADIUS / float(jnp.finfo(M.dtype).eps)) - log_norm
+    if pinned:
+        # Beside pinned items others may be almost certain. A smaller radius would see nothing but rounding.
+        low = low + 0.5 * math.log(eps)
+    high = math.log(_LARGEST_RADIUS / eps) - log_norm
 
     def improve(state: _Bracket) -> _Bracket:
-        mean, variance = size_moments(M, state.log_scale)
+        mean, variance = size_moments(pencil, state.log_scale)
         error = mean - mean_size
         low = jnp.where(error < 0, state.log_scale, state.low)
         high = jnp.where(error < 0, state.high, state.log_scale)
@@ -118,9 +160,16 @@ def solve_log_scale(M: Array, mean_size: Array, tolerance: float = _RADIUS_TOLER
     def unsolved(state: _Bracket) -> Array:
         return (state.error > tolerance) & (state.iteration < _MAX_ITERATIONS)
 
+    if pinned:
+        # Beside pinned items some number of others may be certain, as a partner is for an item of a skew pair.
+        out_of_reach = size_moments(pencil, low)[0] > mean_size
+        mean_size = jnp.where(out_of_reach, mean_size + 1, mean_size)
     start = jnp.clip(jnp.zeros((), M.dtype), low, high)
     state = _Bracket(low, high, start, jnp.asarray(jnp.inf, M.dtype), jnp.asarray(0))
-    return lax.while_loop(unsolved, improve, state).log_scale
+    state = lax.while_loop(unsolved, improve, state)
+    if pinned:  # where the number never varies, any scale will do
+        return jnp.where(out_of_reach & (state.error > 0.5), -log_norm, state.log_scale)
+    return state.log_scale
 
 
 def num_nodes(low: int, high: int, rank: int) -> int:
@@ -135,36 +184,42 @@ def num_nodes(low: int, high: int, rank: int) -> int:
     return 4 * math.ceil(nodes / 4)
 
 
-def _log_circle_sum(W: Array, C: Array, low: Array | int, high: Array | int, sizes: Array, nodes: int) -> Array:
-    """log Σ e_k over ``sizes`` (low .. high) by the circle; -inf where the sum is zero to rounding."""
-    M = balanced_product(W, C)
-    d, eps = len(M), jnp.finfo(M.dtype).eps
-    mean, _ = size_moments(lax.stop_gradient(M), jnp.zeros((), M.dtype))
+def _log_circle_sum(
+    W: Array, C: Array, pinned: Pinned | None, low: Array | int, high: Array | int, sizes: Array, nodes: int
+) -> Array:
+    """log Σ e_k over those of ``sizes`` from low to high, by the circle; -inf where the sum is zero to rounding."""
+    poly = pencil(W, C, pinned)
+    M, dtype = poly.linear, W.dtype
+    d, eps = len(M), jnp.finfo(dtype).eps
+    mean, _ = size_moments(lax.stop_gradient(poly), jnp.zeros((), dtype))
     inside = (mean >= low - 0.5) & (mean <= high)
     # A mean of k itself is out of reach when k is the true rank; k - 1/2 is as good everywhere.
-    boundary = jnp.where(mean > high, high - 0.5, low - 0.5)
-    log_radius = jnp.where(inside, 0.0, solve_log_scale(M, boundary))
+    boundary = jnp.maximum(jnp.where(mean > high, high - 0.5, low - 0.5), 0.1)
+    solved = solve_log_scale(poly, boundary, pinned=pinned is not None)
+    log_radius = jnp.where(inside, 0.0, solved)
     # Only a radius at which rounding noise weighs as much as an eigenvalue leaves a doubt about the rank.
     norm = lax.stop_gradient(jnp.linalg.norm(M))
     doubtful = (jnp.exp(log_radius) * norm * d * eps > 1) | (norm == 0)
-    possible = lax.cond(doubtful, lambda: true_rank(W, C) >= low, lambda: jnp.asarray(True))
+    least = low if pinned is None else low + pinned.number
+    possible = lax.cond(doubtful, lambda: true_rank(W, C) >= least, lambda: jnp.asarray(True)) & (high >= 0)
     # The identity stands in where there is nothing to sum, so that no gradient is ever NaN.
-    M = jnp.where(possible, M, jnp.eye(d, dtype=M.dtype))
+    identity = jnp.eye(d, dtype=dtype)
+    A, M = jnp.where(possible, poly.constant, identity), jnp.where(possible, M, identity)
     log_radius = jnp.where(possible, log_radius, 0.0)
 
-    angle = (2 * math.pi / nodes) * (jnp.arange(nodes // 2, dtype=M.dtype) + 0.5)  # the others are conjugates
+    angle = (2 * math.pi / nodes) * (jnp.arange(nodes // 2, dtype=dtype) + 0.5)  # the others are conjugates
     t = jnp.exp(log_radius) * lax.complex(jnp.cos(angle), jnp.sin(angle))
-    sign, log_abs = jnp.linalg.slogdet(jnp.eye(d, dtype=M.dtype) + t[:, None, None] * M)
+    sign, log_abs = jnp.linalg.slogdet(A + t[:, None, None] * M)
 
-    log_power = -sizes * log_radius
-    shift_power, shift_abs = jnp.max(log_power), lax.stop_gradient(jnp.max(log_abs))
+    log_power = jnp.where((sizes >= low) & (sizes <= high), -sizes * log_radius, -jnp.inf)
+    shift_power, shift_abs = jnp.max(log_power, initial=jnp.finfo(dtype).min), lax.stop_gradient(jnp.max(log_abs))
     turn = angle[:, None] * sizes
     power = jnp.sum(jnp.exp(log_power - shift_power) * lax.complex(jnp.cos(turn), -jnp.sin(turn)), axis=1)
     magnitude = jnp.exp(log_abs - shift_abs)
     total = jnp.sum(magnitude * jnp.real(sign * power))
     positive = total > nodes * d * eps * jnp.sum(magnitude * jnp.abs(power))
     log_sum = shift_abs + shift_power + jnp.log(jnp.where(positive, total, 1.0)) - math.log(nodes / 2)
-    return jnp.where(possible & positive, log_sum, -jnp.inf)
+    return jnp.where(possible & positive, log_sum + poly.log_factor, -jnp.inf)
 
 
 @partial(jax.jit, static_argnames=("low", "high", "rank"))
@@ -179,10 +234,39 @@ def log_sum_esp(W: Array, C: Array, low: int, high: int, rank: int) -> Array:
     Cost: O(d³) without a restriction, else O(N d³), N ≤ d + 4, and N ~ 13 √(min(k, d-k)) + 10 for a single size k.
     """
     if low == 0 and high == rank:
-        return log_det_one_plus(balanced_product(W, C))
+        return jnp.linalg.slogdet(pencil(W, C).at(jnp.ones((), W.dtype)))[1]
     if high == 0:
         return jnp.zeros((), W.dtype)
-    return _log_circle_sum(W, C, low, high, jnp.arange(low, high + 1), num_nodes(low, high, rank))
+    return _log_circle_sum(W, C, None, low, high, jnp.arange(low, high + 1), num_nodes(low, high, rank))
+
+
+@partial(jax.jit, static_argnames=("low", "high", "rank", "fixed"))
+def log_sum_esp_given(W: Array, C: Array, pinned: Pinned, low: int, high: int, rank: int, fixed: bool) -> Array:
+    r"""log Σ det L_{J∪T} over all T of other items than the pinned ones J, for \|J∪T\| from low to high.
+
+    :param fixed: whether all j pinned items are there and low = high: then T has one size, and fewer nodes will do.
+
+    O(N (d+j)³). -inf where all those minors are zero to rounding.
+    """
+    num_rows = len(pinned.rows)
+    sizes = jnp.arange(high - num_rows if fixed else 0, high + 1 - (num_rows if fixed else 0))
+    nodes = num_nodes(high - num_rows, high - num_rows, rank) if fixed else num_nodes(0, rank, rank)
+    return _log_circle_sum(W, C, pinned, low - pinned.number, high - pinned.number, sizes, nodes)
+
+
+def _multiply_out(constant: Array, linear: Array, quadratic: Array) -> Array:
+    """log of the coefficients (d+1,) of the product of d factors a + b t + c t², none of them negative."""
+    d = len(constant)
+
+    def multiply(log_poly: Array, log_factor: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        once = jnp.pad(log_poly[:-1], (1, 0), constant_values=-jnp.inf) + log_factor[1]
+        twice = jnp.pad(log_poly[:-2], (2, 0), constant_values=-jnp.inf) + log_factor[2]
+        return jnp.logaddexp(log_poly + log_factor[0], jnp.logaddexp(once, twice)), None
+
+    # One coefficient more than the degree, so that a shift by two is always within the array.
+    one = jnp.full(d + 2, -jnp.inf, linear.dtype).at[0].set(0.0)
+    log_poly, _ = lax.scan(multiply, one, (jnp.log(constant), jnp.log(linear), jnp.log(quadratic)))
+    return log_poly[: d + 1]
 
 
 @jax.jit
@@ -209,30 +293,87 @@ def _log_esps(W: Array, C: Array) -> Array:
     # One factor for a real eigenvalue, one for a pair of conjugates (at its upper half), none at the lower half.
     linear = jnp.where(imag == 0, real, jnp.where(imag > 0, 2 * real, 0.0))
     quadratic = jnp.where(imag > 0, real**2 + imag**2, 0.0)
-
-    def multiply(log_poly: Array, log_factor: tuple[Array, Array]) -> tuple[Array, None]:
-        once = jnp.pad(log_poly[:-1], (1, 0), constant_values=-jnp.inf) + log_factor[0]
-        twice = jnp.pad(log_poly[:-2], (2, 0), constant_values=-jnp.inf) + log_factor[1]
-        return jnp.logaddexp(log_poly, jnp.logaddexp(once, twice)), None
-
-    # One coefficient more than the degree, so that a shift by two is always within the array.
-    one = jnp.full(d + 2, -jnp.inf, M.dtype).at[0].set(0.0)
-    log_poly, _ = lax.scan(multiply, one, (jnp.log(linear), jnp.log(quadratic)))
-    return log_poly[: d + 1]
+    return _multiply_out(jnp.ones(d, M.dtype), linear, quadratic)
 
 
 @_log_esps.defjvp
 def _log_esps_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    d = len(primals[0])
+    value = _log_esps(*primals)
+    slopes = _slopes_by_circle(lambda W, C: (W, C, None), primals, tangents, len(primals[0]))
+    return value, jnp.where(jnp.isfinite(value), slopes.at[0].set(0.0), 0.0)
+
+
+def _slopes_by_circle(kernel: Any, primals: tuple, tangents: tuple, d: int) -> Array:
+    """The derivatives (d+1,) of the logarithms of all coefficients; ``kernel(*primals)`` is W, C and what is pinned."""
     nodes = num_nodes(0, d, d)
 
     @jax.checkpoint
-    def tangent(k: Array) -> Array:
-        return jax.jvp(lambda W, C: _log_circle_sum(W, C, k, k, k[None], nodes), primals, tangents)[1]
+    def slope(k: Array) -> Array:
+        return jax.jvp(lambda *parts: _log_circle_sum(*kernel(*parts), k, k, k[None], nodes), primals, tangents)[1]
 
-    value = _log_esps(*primals)
-    slope = jnp.pad(lax.map(tangent, jnp.arange(1, d + 1)), (1, 0))
-    return value, jnp.where(jnp.isfinite(value), slope, 0.0)
+    return lax.map(slope, jnp.arange(d + 1))
+
+
+@jax.jit
+def log_esps_given(W: Array, C: Array, pinned: Pinned, low: Array | int, high: Array | int) -> Array:
+    """log Σ det L_{J∪T} over the T of s other items, s = 0 .. d (d+1,); -inf where that is zero to rounding.
+
+    :param low, high: limits on the size of J∪T; -inf beyond them. The probabilities of the sizes within are accurate.
+    """
+    low, high = low - pinned.number, high - pinned.number
+    sizes = jnp.arange(len(W) + 1)
+    log_e = _log_esps_given(W, C, *pinned, jnp.asarray(low), jnp.asarray(high))
+    return jnp.where((sizes >= low) & (sizes <= high), log_e, -jnp.inf)
+
+
+@jax.custom_jvp
+def _log_esps_given(W: Array, C: Array, rows: Array, present: Array, low: Array, high: Array) -> Array:
+    poly = pencil(W, C, Pinned(rows, present))
+    d, eps = len(W), jnp.finfo(W.dtype).eps
+    # Read off at a scale where the sizes that count are likely: the polynomial is a product of (1 - p) + p t / scale.
+    mean, _ = size_moments(poly, jnp.zeros((), W.dtype))
+    nearest = jnp.where(mean > high, high - 0.5, low - 0.5)
+    solved = solve_log_scale(poly, jnp.maximum(nearest, 0.1), pinned=True)
+    log_scale = jnp.where((mean >= low - 0.5) & (mean <= high), 0.0, solved)
+    sign, log_det = jnp.linalg.slogdet(poly.at(jnp.exp(log_scale)))
+    length = column_lengths(C)
+    K = marginal_given(jnp.exp(log_scale) * W, C, Pinned(rows, present))
+    p = jnp.linalg.eigvals(matmul(K * length[:, None] * length, C / (length[:, None] * length)))
+    rounding = 8 * d * eps
+    # Nothing can be made of items that are not there together at all.
+    possible = (sign > 0) & jnp.all(jnp.isfinite(p)) & jnp.all(jnp.abs(p) < 1 / jnp.sqrt(eps))
+    real, imag = jnp.real(p), jnp.imag(p)
+    squared, squared_other = real**2 + imag**2, (1 - real) ** 2 + imag**2
+
+    def clean(number: Array) -> Array:
+        return jnp.where(number > rounding, number, 0.0)
+
+    is_real, is_upper = imag == 0, imag > 0
+    constant = jnp.where(is_real, clean(1 - real), jnp.where(is_upper, clean(squared_other), 1.0))
+    linear = jnp.where(is_real, clean(real), jnp.where(is_upper, clean(2 * (real - squared)), 0.0))
+    quadratic = jnp.where(is_upper, clean(squared), 0.0)
+    constant, linear, quadratic = (jnp.where(possible, factor, 1.0) for factor in (constant, linear, quadratic))
+    log_poly = _multiply_out(constant, linear, quadratic)
+    log_poly = log_poly + log_det + poly.log_factor - jnp.arange(d + 1) * log_scale
+    return jnp.where(possible, log_poly, -jnp.inf)
+
+
+@_log_esps_given.defjvp
+def _log_esps_given_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+    W, C, rows, present, _, _ = primals
+    value = _log_esps_given(*primals)
+    slopes = _slopes_by_circle(lambda W, C, rows: (W, C, Pinned(rows, present)), (W, C, rows), tangents[:3], len(W))
+    return value, jnp.where(jnp.isfinite(value), slopes, 0.0)
+
+
+def log_weights_of_sizes(W: Array, C: Array, pinned: Pinned, low: int, high: int) -> Array:
+    """The logarithm of the weight of every number 0 .. d of other items than the pinned ones (d+1,).
+
+    -inf where the whole subset is smaller than ``low`` or larger than ``high``.
+    """
+    if len(pinned.rows):
+        return log_esps_given(W, C, pinned, low, high)
+    return restrict_sizes(log_esps(W, C), low, high)
 
 
 def log_scales_of_mean_size(log_e: Array, mean_sizes: Array) -> Array:

@@ -119,3 +119,30 @@ def from_multihot(masks: ArrayLike, width: int) -> Array:
     if not_jax_tracer(too_many) and too_many.any() and not (masks < 0).any():
         raise ValueError(f"masks: a vector has {int((masks != 0).sum(-1).max())} ones, more than the width of {width}")
     return items_of_mask(masks, width)
+
+
+def check_items(name: str, items: ArrayLike, num_items: int) -> Array:
+    """Sets of items (..., m), padded with ``num_items``, in any order, as increasing int32 arrays.
+
+    :raises TypeError: if they are not integers.
+    :raises ValueError: outside jit, for an item out of range or repeated; the message names the argument and the item.
+    """
+    array = jnp.asarray(items)
+    if array.size == 0:
+        array = array.astype(jnp.int32)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"{name} must hold integer item numbers, got {array.dtype}")
+    if array.ndim == 0:
+        raise ValueError(f"{name} must have one dimension at least: the items of a set, got {items!r}")
+    array = jnp.sort(array.astype(jnp.int32), axis=-1)
+    if not_jax_tracer(array):
+        values = np.asarray(array)
+        bad = (values < 0) | (values > num_items)
+        if bad.any():
+            raise ValueError(
+                f"{name} has item {values[bad][0]}; items must be 0 to {num_items - 1} ({num_items} is padding)"
+            )
+        repeated = (values[..., 1:] == values[..., :-1]) & (values[..., 1:] < num_items)
+        if repeated.any():
+            raise ValueError(f"{name} has item {values[..., 1:][repeated][0]} more than once")
+    return array

@@ -68,9 +68,7 @@ def test_conditional_probabilities_multiply_to_the_law(length, num_stages, monke
                 Q, _ = contour._query(stage, factors, slot)
                 masses = quadratic_forms(state.tree.X, Q)
                 product *= masses[order[slot]] / jnp.sum(masses)
-                x = state.tree.X[order[slot]]
-                images = jnp.dot(stage.left, x), jnp.dot(stage.right, x)
-                factors = contour._condition(factors, *images, x, jnp.asarray(slot), True)
+                factors = contour._join(stage, factors, state.tree.X[order[slot]], jnp.asarray(slot), True)
         return product
 
     products = np.asarray(jax.jit(jax.vmap(probability))(orders))

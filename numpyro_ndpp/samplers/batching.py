@@ -86,3 +86,14 @@ def draws_of_varying_size(
             subsets[rows, :width] = drawn
             subsets[rows[(drawn < 0).any(axis=1)]] = -1
     return jnp.asarray(subsets)
+
+
+def pinned_items(max_size: int, pinned: Array | None, width: int | None) -> tuple[Array, int]:
+    """The items (j,) that are in every subset, padded, and the largest number of others.
+
+    :param max_size: the largest size of a subset, pinned items included.
+    :param pinned: the items; None is none.
+    :param width: how many others there may be; None says that no pinned item is padding.
+    """
+    items = jnp.zeros(0, jnp.int32) if pinned is None else pinned
+    return items, max_size - len(items) if width is None else width

@@ -22,9 +22,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 
-from numpyro_ndpp.kernel import gram
+from numpyro_ndpp.kernel import Pinned, gram, marginal_given
 from numpyro_ndpp.linalg import matmul
-from numpyro_ndpp.polynomials import log_esps, log_scales_of_mean_size, restrict_sizes
+from numpyro_ndpp.polynomials import log_scales_of_mean_size, log_weights_of_sizes
+from numpyro_ndpp.samplers.batching import pinned_items
 
 # One sweep in 2.5 standard deviations of the size has the right size: so many failures never happen by chance.
 _MAX_SWEEPS = 10_000
@@ -32,7 +33,7 @@ _MAX_SWEEPS = 10_000
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["X", "W", "C", "size_logits", "log_scales"],
+    data_fields=["X", "W", "C", "pinned", "size_logits", "log_scales"],
     meta_fields=["width"],
 )
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class CholeskyState:
     X: Array
     W: Array
     C: Array
+    pinned: Pinned
     size_logits: Array | None
     log_scales: Array | None
     width: int = field(metadata={"static": True})
@@ -92,31 +94,43 @@ class Cholesky:
     (2, 4)
     """
 
-    def prepare(self, X: Array, W: Array, min_size: int, max_size: int) -> CholeskyState:
+    def prepare(
+        self,
+        X: Array,
+        W: Array,
+        min_size: int,
+        max_size: int,
+        pinned: Array | None = None,
+        width: int | None = None,
+    ) -> CholeskyState:
         """What every draw needs: O(n d²) once."""
-        C = gram(X)
+        items, width = pinned_items(max_size, pinned, width)
+        C, rows = gram(X), Pinned.of(X, items)
+        others = X.at[items].set(0.0, mode="drop")
         if min_size == 0 and max_size == min(X.shape):
-            return CholeskyState(X, W, C, None, None, max_size)
-        log_e = log_esps(W, C)
+            return CholeskyState(others, W, C, rows, None, None, width)
+        log_e = log_weights_of_sizes(W, C, rows, min_size, max_size)
+        # Sizes beyond the limits, for the scales: a law restricted to one size has that mean at every scale.
+        all_sizes = log_weights_of_sizes(W, C, rows, 0, len(W))
         half_less = jnp.maximum(jnp.arange(len(log_e), dtype=X.dtype) - 0.5, 0.1)
-        log_scales = log_scales_of_mean_size(log_e, half_less)
-        return CholeskyState(X, W, C, restrict_sizes(log_e, min_size, max_size), log_scales, max_size)
+        log_scales = log_scales_of_mean_size(all_sizes, half_less)
+        return CholeskyState(others, W, C, rows, log_e, log_scales, width)
 
     def draw(self, state: CholeskyState, key: Array) -> Array:
         """One subset, padded; -1 throughout if none of an allowed size was found."""
         X, W, C = state.X, state.W, state.C
-        n, d = X.shape
+        n = len(X)
         if state.width == 0:
             return jnp.zeros(0, jnp.int32)
-        identity = jnp.eye(d, dtype=X.dtype)
 
         def sweep(log_scale: Array | float, key: Array) -> tuple[Array, Array]:
-            scaled = jnp.exp(log_scale) * W
-            return _sweep(X, matmul(scaled, jnp.linalg.inv(identity + matmul(C, scaled))), state.width, key)
+            return _sweep(X, marginal_given(jnp.exp(log_scale) * W, C, state.pinned), state.width, key)
 
         size_logits, log_scales = state.size_logits, state.log_scales
         if size_logits is None or log_scales is None:
-            return sweep(0.0, key)[0]
+            subset, size = sweep(0.0, key)
+            # What is given may have probability zero.
+            return jnp.where(jnp.all(jnp.isfinite(marginal_given(W, C, state.pinned))), subset, -1)
 
         size_key, key = random.split(key)
         wanted = random.categorical(size_key, size_logits)

@@ -21,7 +21,11 @@ radius. A new stage conditions its R_j on the items so far, one after the other.
 *Thin factors.* The R_j of a stage are the same for all draws and never copied: what conditioning subtracts from them is
 kept as two vectors for each item and node, and the query is a product of two matrices of those.
 
-The items' features are brought to XᵀX = I first, an exact change of basis that spares digits.
+*Given items.* Items that are known to be in S are simply the first ones of every draw.
+
+*Digits.* The items' features are brought to XᵀX = I first, and every stage then measures them in units in which its R_j
+have a diagonal of about one. Of an item that joins only the part that is orthogonal to those before it counts: what R_j
+becomes depends on what the items span, not on the items, and orthogonal ones leave little to cancel.
 
 Reference: this project's documentation, "Theory".
 """
@@ -38,17 +42,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 
-from numpyro_ndpp.kernel import whiten
+from numpyro_ndpp.kernel import Pinned, gram, whiten
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.polynomials import (
-    log_esps,
     log_scales_of_mean_size,
     log_sum_esp,
-    restrict_sizes,
+    log_sum_esp_given,
+    log_weights_of_sizes,
+    pencil,
     size_moments,
     solve_log_scale,
 )
-from numpyro_ndpp.samplers.batching import chunk_size, draw_sizes, draws_of_varying_size, in_chunks
+from numpyro_ndpp.samplers.batching import chunk_size, draw_sizes, draws_of_varying_size, in_chunks, pinned_items
 from numpyro_ndpp.samplers.tree import Tree, build_tree, descend_symmetric, pack, symmetric_part, unpack
 
 # A stage lasts so many times √m items, where m are missing at its start. Over a stage the radius comes to be off by as
@@ -74,17 +79,19 @@ class Factors(NamedTuple):
     """What conditioning on items has subtracted from R_j, Σ_m left_m right_mᵀ, and the weights w_j of the J nodes.
 
     Items are kept in pages of s slots, of which only those in use are read. Complex numbers are pairs of real ones,
-    along an axis of two.
+    along an axis of two. What is known of an item is the part of its features, in the stage's units, that is orthogonal
+    to those of the items before it.
     """
 
     left: Array  # (pages, d, 2, s, J)
     right: Array  # (pages, 2, s, J, d)
     weights: Array  # (2, J)
+    basis: Array  # (pages · s, d) orthonormal rows
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["log_radius", "weights", "symmetric", "left", "right"],
+    data_fields=["log_radius", "units", "weights", "symmetric", "left", "right"],
     meta_fields=["low", "high"],
 )
 @dataclass(frozen=True)
@@ -92,6 +99,7 @@ class Stage:
     """The circle for draws that miss low < m ≤ high items: R_j and det(I + t_j W C) at J nodes in the upper half."""
 
     log_radius: Array
+    units: Array  # (d,) of the features, in which R_j has a diagonal of about one
     weights: Array  # (2, J) the determinants, divided by the largest
     symmetric: Array  # (2J, p) the packed symmetric parts of Re R_j and of Im R_j
     left: Array  # (2, d, J, d) R_j, so that left · x = R_j x
@@ -115,19 +123,25 @@ class ContourInfo(NamedTuple):
     mass_error: Array
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["tree", "C", "stages", "size_logits"], meta_fields=["min_size"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["tree", "C", "pinned", "stages", "size_logits"],
+    meta_fields=["fixed_size"],
+)
 @dataclass(frozen=True)
 class ContourState:
     """A prepared kernel: the tree, the circle of every stage, and the law of the size."""
 
     tree: Tree
     C: Array  # (d, d)
+    pinned: Array  # (j,) items in every subset, padded with n: a draw begins with them
     stages: tuple[Stage, ...]
-    size_logits: Array  # (d+1,)
-    min_size: int = field(metadata={"static": True})
+    size_logits: Array  # (d+1,) of the number of other items
+    fixed_size: bool = field(metadata={"static": True})
 
     @property
-    def max_size(self) -> int:
+    def width(self) -> int:
+        """The largest number of items to draw."""
         return self.stages[0].high if self.stages else 0
 
     @property
@@ -212,18 +226,32 @@ def _build_stage(W: Array, C: Array, log_radius: Array, low: int, high: int, num
     d = len(W)
     angles = _angles(num_upper, W.dtype)
     CW, identity = matmul(C, W), jnp.eye(d, dtype=W.dtype)
+    radius = jnp.exp(log_radius)
+    inverse_at_radius = jnp.linalg.inv(identity + radius * CW)
+    diagonal = radius * jnp.sum(W * inverse_at_radius.T, axis=1)
+    # the rows of R = t W A⁻¹ that are sums of numbers larger than one
+    large = jnp.max(radius * matmul(jnp.abs(W), jnp.abs(inverse_at_radius)), axis=1, keepdims=True) > 1
+    largest = jnp.max(diagonal)
+    units = jnp.sqrt(jnp.maximum(diagonal, jnp.finfo(W.dtype).eps * jnp.where(largest > 0, largest, 1.0)))
 
     def node(angle: Array) -> tuple[Array, Array, Array]:
-        t = jnp.exp(log_radius) * lax.complex(jnp.cos(angle), jnp.sin(angle))
+        t = radius * lax.complex(jnp.cos(angle), jnp.sin(angle))
         A = identity + t * CW
         sign, log_abs = jnp.linalg.slogdet(A)
-        R = t * matmul(W.astype(A.dtype), jnp.linalg.inv(A))
+        inverse = jnp.linalg.inv(A)
+        if W.dtype == jnp.float32:
+            inverse = inverse + matmul(inverse, identity - matmul(A, inverse))
+        # There I - A⁻¹ = C R says the same without them, C being nearly the identity.
+        by_rest = (identity - inverse) + t * matmul(matmul(identity - C, W).astype(A.dtype), inverse)
+        R = jnp.where(large, by_rest, t * matmul(W.astype(A.dtype), inverse))
+        R = R / (units[:, None] * units)
         return jnp.stack([jnp.real(R), jnp.imag(R)]), jnp.stack([jnp.real(sign), jnp.imag(sign)]), log_abs
 
     R, sign, log_abs = lax.map(node, angles)
     R = jnp.swapaxes(R, 0, 1)  # (2, J, d, d)
     return Stage(
         log_radius=log_radius,
+        units=units,
         weights=sign.T * jnp.exp(log_abs - jnp.max(log_abs)),
         symmetric=pack(0.5 * (R + jnp.swapaxes(R, 2, 3))).reshape(2 * num_upper, -1),
         left=jnp.swapaxes(R, 1, 2),
@@ -245,7 +273,17 @@ def _start(stage: Stage, size: Array | int, slots: int) -> Factors:
         left=jnp.zeros((num_pages, d, 2, slots, num_upper), dtype),
         right=jnp.zeros((num_pages, 2, slots, num_upper, d), dtype),
         weights=_turn(stage.weights, size * stage.angles),
+        basis=jnp.zeros((num_pages * slots, d), dtype),
     )
+
+
+def _orthogonal_part(x: Array, basis: Array) -> Array:
+    """What of x (d,) is orthogonal to the rows of ``basis`` (m, d), of length one; nothing if x is zero."""
+    for _ in range(2):  # once more for what rounding has left
+        x = x - matmul(matmul(basis, x), basis)
+        length = jnp.sqrt(jnp.sum(x**2))
+        x = x / jnp.where(length > 0, length, 1.0)
+    return x
 
 
 def _sum_over_pages(factors: Factors, used: Array | int, of_page: Callable[[Array, Array], Any]) -> Any:
@@ -276,11 +314,12 @@ def _query(stage: Stage, factors: Factors, used: Array | int) -> tuple[Array, Ar
         real, imag = _multiply((left[:, 0], left[:, 1]), weights)
         return matmul(jnp.stack([real, -imag], axis=1).reshape(d, -1), right.reshape(-1, d))
 
-    return base - symmetric_part(_sum_over_pages(factors, used, of_page)), total / magnitude
+    Q = base - symmetric_part(_sum_over_pages(factors, used, of_page))
+    return Q * (stage.units[:, None] * stage.units), total / magnitude
 
 
 def _condition(factors: Factors, left: Complex, right: Complex, x: Array, slot: Array, active: Array | bool) -> Factors:
-    """The factors given one more item, with features x (d,), whose R_j x is left (d, J) and x R_j right (J, d)."""
+    """The factors given one more item, with x (d,) its part of the basis, R_j x left (d, J) and x R_j right (J, d)."""
     d, _, slots, num_upper = factors.left.shape[1:]
 
     def of_page(L: Array, R: Array) -> tuple[Complex, Complex]:
@@ -306,7 +345,14 @@ def _condition(factors: Factors, left: Complex, right: Complex, x: Array, slot: 
         left=factors.left.at[page, :, :, place].set(jnp.stack(left, axis=1)),
         right=factors.right.at[page, :, place].set(jnp.stack(right)),
         weights=jnp.where(active, _normalized(weights), factors.weights),
+        basis=factors.basis.at[slot].set(x),
     )
+
+
+def _join(stage: Stage, factors: Factors, x: Array, slot: Array, active: Array | bool) -> Factors:
+    """The factors given one more item, with features x (d,)."""
+    x = _orthogonal_part(x * stage.units, factors.basis)
+    return _condition(factors, matmul(stage.left, x), matmul(stage.right, x), x, slot, active)
 
 
 def _enter(tree: Tree, stage: Stage, size: Array | int, items: Array, slots: int) -> Factors:
@@ -315,7 +361,13 @@ def _enter(tree: Tree, stage: Stage, size: Array | int, items: Array, slots: int
     num_before, d, num_upper = len(items), stage.right.shape[-1], stage.weights.shape[1]
     if num_before == 0:
         return factors
-    rows = tree.X.at[items].get(mode="fill", fill_value=0)
+    rows = tree.X.at[items].get(mode="fill", fill_value=0) * stage.units
+
+    def orthogonalize(slot: Array, rows: Array) -> Array:
+        before = jnp.where(jnp.arange(num_before)[:, None] < slot, rows, 0)
+        return rows.at[slot].set(_orthogonal_part(rows[slot], before))
+
+    rows = lax.fori_loop(0, num_before, orthogonalize, rows)
     lefts = matmul(rows, stage.left.reshape(-1, d).T).reshape(num_before, 2, d, num_upper)
     rights = matmul(rows, stage.right.reshape(-1, d).T).reshape(num_before, 2, num_upper, d)
 
@@ -334,11 +386,12 @@ class _Draw(NamedTuple):
     weights: Array  # (2, J) of the last stage
 
 
-def _run_stage(tree: Tree, C: Array, stage: Stage, size: Array | int, draw: _Draw, key: Array) -> _Draw:
-    """The items of one stage. The item that is drawn while m are missing has the slot w - m."""
+def _run_stage(tree: Tree, C: Array, stage: Stage, pinned: Array, size: Array | int, draw: _Draw, key: Array) -> _Draw:
+    """The items of one stage of ``size`` in all. The item that is drawn while m are missing has the slot w - m."""
     n, width = len(tree.X), len(draw.items)
-    num_before, slots = width - min(stage.high, width), width - stage.low
-    factors = _enter(tree, stage, size, draw.items[:num_before], slots)
+    num_before, slots = width - min(stage.high, width - len(pinned)), width - stage.low
+    whole_size = size + jnp.sum(pinned < n) if len(pinned) else size
+    factors = _enter(tree, stage, whole_size, draw.items[:num_before], slots)
 
     def take(slot: Array, carry: tuple[_Draw, Factors]) -> tuple[_Draw, Factors]:
         draw, factors = carry
@@ -347,8 +400,7 @@ def _run_stage(tree: Tree, C: Array, stage: Stage, size: Array | int, draw: _Dra
         Q, rho = _query(stage, factors, slot)
         item, found = descend_symmetric(tree, Q, random.fold_in(key, slot), draw.items)
         item = jnp.where(active & found, item, n)
-        x = tree.X.at[item].get(mode="fill", fill_value=0)
-        factors = _condition(factors, matmul(stage.left, x), matmul(stage.right, x), x, slot, active)
+        factors = _join(stage, factors, tree.X.at[item].get(mode="fill", fill_value=0), slot, active)
         info = ContourInfo(
             rho=draw.info.rho.at[slot].set(jnp.where(active, rho, 1.0)),
             mass_error=draw.info.mass_error.at[slot].set(jnp.where(active, jnp.sum(Q * C) - missing, 0.0)),
@@ -378,9 +430,11 @@ def _until_found(attempt: Callable[[Array], _Draw], key: Array, start: _Draw) ->
     return lax.while_loop(failed, once_more, (jnp.asarray(0), start))[1]
 
 
-def _empty_draw(n: int, width: int, dtype: jnp.dtype) -> _Draw:
-    info = ContourInfo(jnp.ones(width, dtype), jnp.zeros(width, dtype))
-    return _Draw(jnp.full(width, n, jnp.int32), jnp.asarray(True), info, jnp.zeros((2, 0), dtype))
+def _empty_draw(n: int, width: int, dtype: jnp.dtype, pinned: Array) -> _Draw:
+    """A draw that has nothing but its pinned items (j,), and room for ``width`` others."""
+    items = jnp.append(pinned.astype(jnp.int32), jnp.full(width, n, jnp.int32))
+    info = ContourInfo(jnp.ones(len(items), dtype), jnp.zeros(len(items), dtype))
+    return _Draw(items, jnp.asarray(True), info, jnp.zeros((2, 0), dtype))
 
 
 def _mean_within_stage(high: Any, low: Any, mean: Any, variance: Any, numpy: Any = jnp) -> Any:
@@ -441,44 +495,59 @@ class Contour:
     ((5, 3), True, True)
     """
 
-    def prepare(self, X: Array, W: Array, min_size: int, max_size: int) -> ContourState:
+    def prepare(
+        self,
+        X: Array,
+        W: Array,
+        min_size: int,
+        max_size: int,
+        pinned: Array | None = None,
+        width: int | None = None,
+    ) -> ContourState:
         """The tree and the circles of all stages. O(n d² + J d³) once."""
         if X.dtype.name not in _STAGE_LENGTH:
             raise ValueError(f"Contour needs a kernel in {' or '.join(_STAGE_LENGTH)}, got {X.dtype.name}")
-        n, d = X.shape
+        items, width = pinned_items(max_size, pinned, width)
+        (n, d), num_rows = X.shape, len(items)
         rank = min(n, d)
+        fixed_size = min_size == max_size and width == max_size - num_rows
+        if fixed_size:
+            # asked of the kernel as it is given: in the basis below, W has the small scales of X
+            given, C = Pinned.of(X, items), gram(X)
+            if num_rows:
+                log_weight = log_sum_esp_given(W, C, given, max_size, max_size, rank, fixed=True)
+            else:
+                log_weight = log_sum_esp(W, C, max_size, max_size, rank)
         X, W = whiten(X, W)
         tree = build_tree(X)
-        C = tree.gram
-        M = matmul(W, C)
-        sizes = jnp.arange(d + 1)
-        pilot_size: Array | int = max_size
-        fixed_size = min_size == max_size
+        C, given, sizes = tree.gram, Pinned.of(X, items), jnp.arange(d + 1)
+        poly = pencil(W, C, given)
+        num_others: Array | int = width
         if fixed_size:
-            possible = log_sum_esp(W, C, max_size, max_size, rank) > -jnp.inf
-            size_logits = jnp.where((sizes == max_size) & possible, 0.0, -jnp.inf).astype(X.dtype)
+            size_logits = jnp.where((sizes == width) & (log_weight > -jnp.inf), 0.0, -jnp.inf).astype(X.dtype)
         else:
-            size_logits = restrict_sizes(log_esps(W, C), min_size, max_size)
+            size_logits = log_weights_of_sizes(W, C, given, min_size, max_size)
             mean = jnp.dot(jax.nn.softmax(size_logits), sizes.astype(X.dtype))
-            pilot_size = jnp.where(mean >= 0, jnp.round(mean), 0).astype(jnp.int32)
+            num_others = jnp.where(mean >= 0, jnp.round(mean), 0).astype(jnp.int32)
 
         def first_log_radius(low: int) -> Array:
-            size = jnp.asarray(pilot_size, X.dtype)
-            mean, variance = size_moments(M, solve_log_scale(M, jnp.maximum(size - 0.5, 0.5)))
-            return solve_log_scale(M, _mean_within_stage(size, jnp.minimum(low, size), mean, variance))
+            size = jnp.asarray(num_others, X.dtype)
+            solve = partial(solve_log_scale, poly, pinned=num_rows > 0)
+            mean, variance = size_moments(poly, solve(jnp.maximum(size - 0.5, 0.5)))
+            return solve(_mean_within_stage(size, jnp.minimum(low, size), mean, variance))
 
-        pilot = _empty_draw(n, max_size, X.dtype)
+        pilot = _empty_draw(n, width, X.dtype, items)
         key, accuracy = random.key(0), _ACCURACY[X.dtype.name]
         stages: list[Stage] = []
-        for high, low in _schedule(max_size, _STAGE_LENGTH[X.dtype.name]):
+        for high, low in _schedule(width, _STAGE_LENGTH[X.dtype.name]):
             log_radius = first_log_radius(low)
             if stages:
-                log_radius = jnp.where(pilot_size > high, _next_log_radius(stages[-1], pilot, low, d), log_radius)
+                log_radius = jnp.where(num_others > high, _next_log_radius(stages[-1], pilot, low, d), log_radius)
             # One circle serves all sizes, whatever their own radius would be: only more nodes than the degree will do.
             num_upper = _num_upper(max_size, high, low, rank, accuracy) if fixed_size else 2 * (rank // 4 + 1)
             stages.append(_build_stage(W, C, log_radius, low, high, num_upper))
-            pilot = _until_found(partial(_run_stage, tree, C, stages[-1], pilot_size, pilot), key, pilot)
-        return ContourState(tree, C, tuple(stages), size_logits, min_size)
+            pilot = _until_found(partial(_run_stage, tree, C, stages[-1], items, num_others, pilot), key, pilot)
+        return ContourState(tree, C, items, tuple(stages), size_logits, fixed_size)
 
     def draw(self, state: ContourState, key: Array) -> Array:
         """One subset, padded; -1 throughout if none could be drawn."""
@@ -486,8 +555,8 @@ class Contour:
 
     def sample(self, state: ContourState, keys: Array) -> Array:
         """Subsets (s, w), one for each key."""
-        width = state.max_size
-        if state.min_size == width:
+        width = state.width
+        if state.fixed_size:
             return _draws(state, width, jnp.full(len(keys), width), keys)
         return draws_of_varying_size(
             partial(_draws, state),
@@ -500,8 +569,8 @@ class Contour:
 
     def sample_with_info(self, state: ContourState, keys: Array) -> tuple[Array, ContourInfo]:
         """Subsets (s, w) as from :meth:`sample`, and how each draw went; no numbers where none could be made."""
-        sizes, width = jnp.full(len(keys), state.max_size), state.max_size
-        if state.min_size < width:
+        sizes, width = jnp.full(len(keys), state.width), state.width
+        if not state.fixed_size:
             sizes, keys = draw_sizes(state.size_logits, keys)
         return in_chunks(partial(_draw_of_size, state, width), _chunk_size(state, width), sizes, keys)
 
@@ -516,27 +585,28 @@ class Contour:
 def _chunk_size(state: ContourState, width: int) -> int:
     """How many draws are made side by side, by their factors."""
     d, num_upper = len(state.C), max((stage.weights.shape[1] for stage in state.stages), default=0)
-    return chunk_size(8 * state.C.dtype.itemsize * d * (d + num_upper * width))
+    return chunk_size(8 * state.C.dtype.itemsize * d * (d + num_upper * (width + len(state.pinned))))
 
 
 def _draw_of_size(state: ContourState, width: int, size: Array | int, key: Array) -> tuple[Array, ContourInfo]:
     """A subset (width,) of ``size`` items, or -1 throughout where none could be drawn, and how it went."""
-    if state.min_size == state.max_size:
+    n, num_rows = len(state.tree.X), len(state.pinned)
+    if state.fixed_size:
         size = width
     possible = state.size_logits[size] > -jnp.inf
-    empty = _empty_draw(len(state.tree.X), width, state.C.dtype)
+    empty = _empty_draw(n, width, state.C.dtype, state.pinned)
 
     def attempt(key: Array) -> _Draw:
         draw = empty
         for stage in state.stages:
             if stage.low < width:
-                draw = _run_stage(state.tree, state.C, stage, size, draw, key)
+                draw = _run_stage(state.tree, state.C, stage, state.pinned, size, draw, key)
         return draw
 
     draw = _until_found(attempt, key, empty)
     done = possible & draw.found
-    info = jax.tree.map(lambda array: jnp.where(done, array, jnp.nan), draw.info)
-    return jnp.where(done, jnp.sort(draw.items), -1), info
+    info = jax.tree.map(lambda array: jnp.where(done, array[num_rows:], jnp.nan), draw.info)
+    return jnp.where(done, jnp.sort(draw.items[num_rows:]), -1), info
 
 
 @partial(jax.jit, static_argnums=1)

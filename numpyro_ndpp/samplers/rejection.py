@@ -9,6 +9,9 @@ number of proposals is the ratio of the normalisers,
 which grows exponentially with the size as soon as the skew part weighs something. For a symmetric kernel it is one, and
 this is the tree-based sampler of ordinary DPPs and k-DPPs.
 
+Given that the items J are in S, proposals are those of the symmetric kernel given J, for which
+Ŵ - Ŵ X_Jᵀ (X_J Ŵ X_Jᵀ)⁻¹ X_J Ŵ exists wherever S has a positive probability, and the ratio is that for J∪T.
+
 A proposal draws its size, then so many eigenvectors, then that many items by descents of the tree.
 
 References: Han, Gartrell, Gillenwater, Dohmatob and Karbasi (2022), *Scalable sampling for nonsymmetric determinantal
@@ -26,10 +29,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 
-from numpyro_ndpp.kernel import gram, whiten
+from numpyro_ndpp.kernel import Pinned, gram, whiten
 from numpyro_ndpp.linalg import log_determinant, matmul
-from numpyro_ndpp.polynomials import log_sum_esp, restrict_sizes
-from numpyro_ndpp.samplers.batching import chunk_size, in_chunks
+from numpyro_ndpp.polynomials import log_sum_esp, log_weights_of_sizes, restrict_sizes
+from numpyro_ndpp.samplers.batching import chunk_size, in_chunks, pinned_items
 from numpyro_ndpp.samplers.proposal import (
     SymmetricKernel,
     decompose,
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["tree", "W", "What", "kernel", "table", "size_logits", "log_expected"],
+    data_fields=["tree", "W", "What", "pinned", "kernel", "table", "size_logits", "log_expected"],
     meta_fields=["width"],
 )
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class RejectionState:
     tree: Tree
     W: Array  # (d, d)
     What: Array  # (d, d)
+    pinned: Array  # (j,) items in every subset
     kernel: SymmetricKernel
     table: Array  # (d+1, w+1)
     size_logits: Array  # (w+1,) of the proposals
@@ -62,20 +66,42 @@ class RejectionState:
     width: int = field(metadata={"static": True})
 
 
-def _log_expected(table: Array, W: Array, C: Array, low: int, high: int, rank: int) -> Array:
-    """log of the ratio of the two normalisers."""
-    proposals = jax.nn.logsumexp(restrict_sizes(table[-1], low, high))
+def _log_expected(table: Array, log_hat: Array, log_weights: Array, low: Array, high: Array) -> Array:
+    """log of the ratio of the two normalisers; that of the proposals is the sum of a table's last row, and log_hat."""
+    proposals = jax.nn.logsumexp(restrict_sizes(table[-1], low, high)) + log_hat
     # Rounding may make a symmetric kernel's ratio less than one.
-    ratio = jnp.maximum(proposals - log_sum_esp(W, C, low, high, rank), 0.0)
+    ratio = jnp.maximum(proposals - log_weights, 0.0)
     return jnp.where(proposals > -jnp.inf, ratio, jnp.inf)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _expected_proposals(low: int, high: int, X: Array, W: Array) -> Array:
+def _prepare(
+    X: Array, W: Array, tree: Tree | None, min_size: int, max_size: int, items: Array, width: int
+) -> tuple[Array, SymmetricKernel, Array, Array, Array]:
+    """Ŵ, the proposals' kernel, its table and law of the size, and the log of the expected number of proposals."""
+    C = gram(X) if tree is None else tree.gram
+    What, pinned, rank = youla_symmetrization(W), Pinned.of(X, items), min(X.shape)
+    conditional, log_hat = What, jnp.zeros((), X.dtype)
+    if len(items):
+        left = matmul(pinned.rows, What)
+        minor = matmul(left, pinned.rows.T) + jnp.diag((~pinned.present).astype(X.dtype))
+        sign, log_hat = jnp.linalg.slogdet(minor)
+        conditional = What - matmul(left.T, jnp.linalg.solve(jnp.where(sign > 0, minor, jnp.eye(len(minor))), left))
+        conditional = 0.5 * (conditional + conditional.T)
+        log_hat = jnp.where(sign > 0, log_hat, -jnp.inf)
+        log_weights = jax.nn.logsumexp(log_weights_of_sizes(W, C, pinned, min_size, max_size))
+    else:
+        log_weights = log_sum_esp(W, C, min_size, max_size, rank)
+    kernel = decompose(conditional, C)
+    table = log_esp_table(kernel.eigenvalues, width)
+    low, high = min_size - pinned.number, max_size - pinned.number
+    size_logits = restrict_sizes(table[-1], low, high)
+    return What, kernel, table, size_logits, _log_expected(table, log_hat, log_weights, low, high)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _expected_proposals(low: int, high: int, width: int, X: Array, W: Array, pinned: Array) -> Array:
     X, W = whiten(X, W)
-    C = gram(X)
-    table = log_esp_table(decompose(youla_symmetrization(W), C).eigenvalues, high)
-    return jnp.exp(_log_expected(table, W, C, low, high, min(X.shape)))
+    return jnp.exp(_prepare(X, W, None, low, high, pinned, width)[-1])
 
 
 @dataclass(frozen=True)
@@ -112,22 +138,25 @@ class Rejection:
 
     def expected_proposals(self, law: "NDPP | KNDPP") -> Array:
         r"""The expected number of proposals a draw (batch shape), :math:`\sum \hat e_k / \sum e_k`. O(n d² + J d³)."""
-        of_kernel = partial(_expected_proposals, law.min_size, law.max_size)
-        return jnp.vectorize(of_kernel, signature="(n,d),(d,e)->()")(law.X, law.W)
+        of_kernel = partial(_expected_proposals, *law._whole_sizes, law.max_size)
+        return jnp.vectorize(of_kernel, signature="(n,d),(d,e),(j)->()")(law.X, law.W, law._pinned)
 
-    def prepare(self, X: Array, W: Array, min_size: int, max_size: int) -> RejectionState:
+    def prepare(
+        self,
+        X: Array,
+        W: Array,
+        min_size: int,
+        max_size: int,
+        pinned: Array | None = None,
+        width: int | None = None,
+    ) -> RejectionState:
         """The tree, and the eigenvectors of the dominating kernel. O(n d² + J d³) once."""
-        n, d = X.shape
+        items, width = pinned_items(max_size, pinned, width)
         # In an orthonormal basis of the features' span the symmetrisation is that of the kernel itself.
         X, W = whiten(X, W)
         tree = build_tree(X)
-        C = tree.gram
-        What = youla_symmetrization(W)
-        kernel = decompose(What, C)
-        table = log_esp_table(kernel.eigenvalues, max_size)
-        size_logits = restrict_sizes(table[-1], min_size, max_size)
-        log_expected = _log_expected(table, W, C, min_size, max_size, min(n, d))
-        return RejectionState(tree, W, What, kernel, table, size_logits, log_expected, max_size)
+        What, *proposals = _prepare(X, W, tree, min_size, max_size, items, width)
+        return RejectionState(tree, W, What, items, *proposals, width)
 
     def draw(self, state: RejectionState, key: Array) -> Array:
         """One subset, padded; -1 throughout if none was accepted."""
@@ -139,15 +168,16 @@ class Rejection:
             number, _, _ = carry
             size_key, items_key, accept_key = random.split(random.fold_in(key, number), 3)
             size = random.categorical(size_key, state.size_logits)
-            items, found = draw_k_dpp(state.tree, state.kernel, state.table, size, items_key)
-            rows = state.tree.X.at[items].get(mode="fill", fill_value=0)
-            padding = jnp.diag((jnp.arange(state.width) >= size).astype(rows.dtype))
+            items, found = draw_k_dpp(state.tree, state.kernel, state.table, size, items_key, state.pinned)
+            together = jnp.append(state.pinned.astype(items.dtype), items)
+            rows = state.tree.X.at[together].get(mode="fill", fill_value=0)
+            padding = jnp.diag((together >= n).astype(rows.dtype))
             log_target, log_proposal = (
                 log_determinant(matmul(matmul(rows, inner), rows.T) + padding) for inner in (state.W, state.What)
             )
             log_ratio = log_target - log_proposal
             # What is zero but for rounding is never accepted.
-            possible = log_ratio > jnp.log(8 * state.width * jnp.finfo(rows.dtype).eps)
+            possible = log_ratio > jnp.log(8 * len(together) * jnp.finfo(rows.dtype).eps)
             accepted = found & possible & (jnp.log(random.uniform(accept_key, (), rows.dtype)) < log_ratio)
             return number + 1, items.astype(jnp.int32), accepted
 

@@ -44,11 +44,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 
-from numpyro_ndpp.greedy import greedy_map, greedy_subsets
-from numpyro_ndpp.kernel import log_minor, log_minors
+from numpyro_ndpp.greedy import greedy_given, greedy_map, greedy_subsets
+from numpyro_ndpp.kernel import Pinned, log_minor, log_minors
 from numpyro_ndpp.linalg import adjugate, determinant, matmul, thin_product
-from numpyro_ndpp.polynomials import log_esps, restrict_sizes
-from numpyro_ndpp.samplers.batching import chunk_size, draws_of_varying_size, in_chunks
+from numpyro_ndpp.polynomials import log_weights_of_sizes
+from numpyro_ndpp.samplers.batching import chunk_size, draws_of_varying_size, in_chunks, pinned_items
 from numpyro_ndpp.samplers.proposal import decompose, draw_k_dpp, log_esp_table, youla_symmetrization
 from numpyro_ndpp.samplers.tree import (
     Tree,
@@ -79,7 +79,8 @@ dot = partial(jnp.dot, precision="highest")
 class ChainState(NamedTuple):
     """Where a chain is: its items (w,), padded with n, and the features of each that a step needs.
 
-    ``left`` (2, d, w) holds W x and a second image of every item x, ``right`` (r, w, d) xᵀ W and what else is needed.
+    Pinned items come first and stay. ``left`` (2, d, w) holds W x and a second image of every item x, ``right`` (r, w,
+    d) xᵀ W and what else is needed.
     """
 
     subset: Array
@@ -127,7 +128,7 @@ class _Query(NamedTuple):
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["tree", "C", "lefts", "rights", "item_scale", "forms", "starts", "size_logits"],
+    data_fields=["tree", "C", "pinned", "log_scale", "lefts", "rights", "item_scale", "forms", "starts", "size_logits"],
     meta_fields=["settings"],
 )
 @dataclass(frozen=True)
@@ -150,7 +151,9 @@ class Walk:
 
     tree: Tree
     C: Array  # (d, d)
-    lefts: Array  # (2, d, d) W, of the kernel scaled to entries of about one, and H = W C W; in float32 W and C W
+    pinned: Array  # (j,) items in every subset, padded with n; no step drops them
+    log_scale: Array  # log of what the kernel was divided by, for entries of about one
+    lefts: Array  # (2, d, d) W, of the scaled kernel, and H = W C W; in float32 W and C W
     rights: Array  # (2, d, d) W and H; in float32 W alone
     item_scale: Array  # (n,) one over the size of an item's entries in L
     forms: _Forms
@@ -160,7 +163,7 @@ class Walk:
 
     @property
     def width(self) -> int:
-        """The largest size."""
+        """The largest number of items beside the pinned ones."""
         return self.starts.shape[-1]
 
     @property
@@ -169,8 +172,8 @@ class Walk:
         return self.lefts[0]
 
     def init(self, subset: Array) -> ChainState:
-        """A chain at a subset (w,) of positive probability, padded with n."""
-        subset = jnp.sort(jnp.asarray(subset, jnp.int32))
+        """A chain at a subset (w,) of positive probability beside the pinned items, padded with n."""
+        subset = jnp.append(self.pinned, jnp.sort(jnp.asarray(subset, jnp.int32)))
         return ChainState(subset, *self._images(self._features(subset)))
 
     def step(self, key: Array, state: ChainState) -> tuple[ChainState, StepInfo]:
@@ -178,17 +181,18 @@ class Walk:
 
         O(k d² + d² log n) for the direct operator, and d³ in float32. Each step leaves the law of the walk as it is.
         """
-        n, width = len(self.tree.X), len(state.subset)
-        if width < 2:
+        n, width, first = len(self.tree.X), len(state.subset), len(self.pinned)
+        if width - first < 2:
             return state, StepInfo(jnp.asarray(0), jnp.asarray(False))
         drop_key, *up_keys = random.split(key, 3)
-        size = jnp.sum(state.subset < n)
+        size = jnp.sum(state.subset[first:] < n)
         uniforms = random.uniform(drop_key, (width + 2,), self.W.dtype)
         i = jnp.floor(uniforms[0] * size).astype(jnp.int32)
         j = jnp.floor(uniforms[1] * (size - 1)).astype(jnp.int32)
-        j = j + (j >= i)
+        j = first + j + (j >= i)
+        i = first + i
         slot = jnp.arange(width)
-        kept = (slot < size) & (slot != i) & (slot != j)
+        kept = (state.subset < n) & (slot != i) & (slot != j)
 
         bordered = self._border(state, kept, uniforms[2:])
         up = {"direct": self._direct, "rejection": self._rejection, "naive": self._naive}[self.settings.up]
@@ -206,6 +210,64 @@ class Walk:
         dropped = jnp.where(slot == i, state.subset[i], state.subset[j])
         changed = moves & ~jnp.all(jnp.isin(items, jnp.where(kept, n, dropped)))
         return ChainState(subset, left, right), StepInfo(jnp.where(moves, pair.num_rejections, 0), changed)
+
+    def move(self, key: Array, subset: Array, num_dropped: Array | int, num_added: Array | int) -> tuple[Array, Array]:
+        r"""A proposal from a subset (w,), padded: r items dropped uniformly, which leaves A, then s drawn to join A.
+
+        :param num_dropped, num_added: r and s, 0 to 2 each; they may be traced.
+        :return: the new subset, and the logarithm of the Hastings ratio for the law det L_S of subsets of all sizes,
+
+        .. math:: \binom{|S|}{r} Z_s(A) \Big/ \binom{|S'|}{s} Z_r(A), \qquad Z_s(A) = \sum_{|T|=s} \det L_{A∪T} ,
+
+        zero for r = s; -inf where there is no such move. The reverse of a move has r and s exchanged: propose both
+        equally often. O(w d² + d³ + d² log n).
+        """
+        n, width = len(self.tree.X), len(subset)
+        drop_key, *up_keys = random.split(key, 3)
+        state = self.init(subset)
+        first, slot = len(self.pinned), jnp.arange(len(self.pinned) + width)
+        size = jnp.sum(state.subset[first:] < n)
+        uniforms = random.uniform(drop_key, (len(slot) + 2,), self.W.dtype)
+        i = jnp.floor(uniforms[0] * size).astype(jnp.int32)
+        j = jnp.floor(uniforms[1] * (size - 1)).astype(jnp.int32)
+        j = first + j + (j >= i)
+        i = first + i
+        dropped = ((slot == i) & (num_dropped >= 1)) | ((slot == j) & (num_dropped == 2))
+        bordered = self._border(state, (state.subset < n) & ~dropped, uniforms[2:])
+
+        # up to the same factor: det L_A, and the sums over one and two items more
+        one = self._dense(self._only_factored(state, bordered))
+        two = self._first(state, bordered)
+        sums = jnp.stack([determinant(bordered.E), jnp.sum(one * self.C), 0.5 * jnp.sum(two * self.C)])
+        log_sums = jnp.log(jnp.maximum(sums, 0.0))
+        members = bordered.members
+        a, found_a = descend_symmetric(self.tree, jnp.where(num_added == 2, two, one), up_keys[0], members)
+        second = self._second_factored(state, bordered, self._features(a))
+        b, found_b = self._draw_factored(second, up_keys[1], jnp.append(members, a))
+        added = jnp.where(jnp.arange(2) < num_added, jnp.stack([a, b]), n).astype(subset.dtype)
+        together = jnp.sort(jnp.append(members[first:], added))
+        new_size = size - num_dropped + num_added
+        log_ratio = log_sums[num_added] - log_sums[num_dropped] + (num_added - num_dropped) * self.log_scale
+        log_ratio += _log_choose(size, num_dropped) - _log_choose(new_size, num_added)
+        log_ratio = jnp.where(jnp.equal(num_dropped, num_added), 0.0, log_ratio)
+        whole = jnp.sort(jnp.append(self.pinned, together))
+        possible = (size >= num_dropped) & (new_size <= width) & (log_sums[num_dropped] > -jnp.inf)
+        possible &= ((num_added < 1) | found_a) & ((num_added < 2) | found_b)
+        possible &= log_minor(self.tree.X, self.W, whole) > -jnp.inf
+        return jnp.where(possible, together[:width], subset), jnp.where(possible, log_ratio, -jnp.inf)
+
+    def _first(self, state: ChainState, bordered: _Bordered) -> Array:
+        """The symmetric part of M."""
+        if self.W.dtype == jnp.float64:
+            return self._dense(self._first_factored(state, bordered))
+        return self._first_dense(state, bordered)
+
+    def _dense(self, query: _Query) -> Array:
+        """The symmetric part (d, d) of a query."""
+        fixed = query.coefficients[0] * self.W
+        if self.W.dtype == jnp.float64:
+            fixed = fixed + query.coefficients[1] * self.lefts[1]
+        return symmetric_part(fixed + matmul(query.left, query.right))
 
     def _features(self, items: Array) -> Array:
         return self.tree.X.at[items].get(mode="fill", fill_value=0)
@@ -305,6 +367,13 @@ class Walk:
             right=matmul(between, jnp.concatenate([state.right[0], own_right[None]])),
         )
 
+    def _only_factored(self, state: ChainState, bordered: _Bordered) -> _Query:
+        """The query for one item more than A: det E W′ - T."""
+        N, a, b, E = bordered.N, bordered.from_left, bordered.from_right, bordered.E
+        det_E = determinant(E)
+        between = -det_E * N - thin_product(thin_product(a, adjugate(E)), b.T)
+        return _Query(jnp.stack([det_E, jnp.zeros_like(det_E)]), state.left[0], matmul(between, state.right[0]))
+
     def _draw_factored(self, query: _Query, key: Array, excluded: Array) -> tuple[Array, Array]:
         """An item by a descent. Its leaf's masses come from the factors where that is less than O(d²) an item."""
         low_rank = symmetric_part(matmul(query.left, query.right))
@@ -379,9 +448,23 @@ class Walk:
         return _Pair(jnp.stack([a, b]), weights[b] > -jnp.inf, jnp.asarray(0))
 
     def _single(self, key: Array) -> tuple[Array, Array]:
-        """A subset (w,) of one item, drawn exactly, and whether one was found."""
-        item, found = descend(self.tree, self.W, key)
+        """A subset (w,) of one item beside the pinned ones, drawn exactly, and whether one was found."""
+        if len(self.pinned) == 0:
+            item, found = descend(self.tree, self.W, key)
+        else:
+            border_key, key = random.split(key)
+            state = self.init(jnp.zeros(0, jnp.int32))
+            present = self.pinned < len(self.tree.X)
+            bordered = self._border(state, present, random.uniform(border_key, present.shape, self.W.dtype))
+            item, found = self._draw_factored(self._only_factored(state, bordered), key, self.pinned)
         return jnp.full(self.width, len(self.tree.X), jnp.int32).at[0].set(item.astype(jnp.int32)), found
+
+
+def _log_choose(n: Array, r: Array | int) -> Array:
+    """log of the number of ways to choose r = 0, 1 or 2 of n; zero where there is none."""
+    n = jnp.maximum(n, 1)
+    pairs = jnp.log(jnp.maximum(n * (n - 1), 2) / 2)
+    return jnp.where(jnp.equal(r, 0), 0.0, jnp.where(jnp.equal(r, 1), jnp.log(n), pairs))
 
 
 def _item_scale(W: Array, x: Array) -> Array:
@@ -432,7 +515,8 @@ def _draw_of_size(walk: Walk, width: int, size: Array | int, key: Array) -> Arra
         possible &= walk.size_logits[size] > -jnp.inf  # none of the allowed sizes may be possible
     if settings.init == "uniform":
         uniform = jnp.sort(_distinct_items(n, size, width, start_key)).astype(start.dtype)
-        start = jnp.where(log_minor(walk.tree.X, walk.W, uniform) > -jnp.inf, uniform, start)
+        together = jnp.sort(jnp.append(walk.pinned, uniform))
+        start = jnp.where(log_minor(walk.tree.X, walk.W, together) > -jnp.inf, uniform, start)
     if width == 1 or walk.size_logits is not None:
         single, found = walk._single(single_key)
         start = jnp.where((size == 1) & found, single[:width], start)
@@ -443,7 +527,7 @@ def _draw_of_size(walk: Walk, width: int, size: Array | int, key: Array) -> Arra
     num_steps = size**2 if settings.num_steps is None else settings.num_steps
     num_steps = jnp.where(possible & (size >= 2), num_steps, 0)
     subset = lax.fori_loop(0, num_steps, body, walk.init(start)).subset
-    return jnp.where(possible, jnp.sort(subset), -1).astype(jnp.int32)
+    return jnp.where(possible, jnp.sort(subset[len(walk.pinned) :]), -1).astype(jnp.int32)
 
 
 @partial(jax.jit, static_argnums=1)
@@ -497,28 +581,38 @@ class UpDown:
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
 
-    def prepare(self, X: Array, W: Array, min_size: int, max_size: int) -> Walk:
+    def prepare(
+        self,
+        X: Array,
+        W: Array,
+        min_size: int,
+        max_size: int,
+        pinned: Array | None = None,
+        width: int | None = None,
+    ) -> Walk:
         """The walk of one kernel: the tree, C, a start for every size and the law of the size. O(n d²) once."""
         n = len(X)
+        items, width = pinned_items(max_size, pinned, width)
         tree = build_tree(X, self.leaf_size)
         C = tree.gram
         size_logits = None
-        if min_size == max_size:
-            starts = greedy_map(X, W, C, max_size, max_size)
+        if min_size == max_size and width == max_size - len(items):
+            starts = greedy_given(X, W, items, width, width) if len(items) else greedy_map(X, W, C, width, width)
         else:
-            size_logits = restrict_sizes(log_esps(W, C), min_size, max_size)
-            starts = greedy_subsets(X, W, C, size_logits[: max_size + 1] > -jnp.inf)
+            size_logits = log_weights_of_sizes(W, C, Pinned.of(X, items), min_size, max_size)
+            starts = greedy_subsets(X, W, C, size_logits[: width + 1] > -jnp.inf, items)
             size_logits = _without_phantom_sizes(size_logits, starts, n)
         # The law of a given size does not depend on the scale of the kernel; entries of about one overflow nowhere.
         scale = jnp.trace(C) / n * jnp.linalg.norm(W)
-        W = W / jnp.where(scale > 0, scale, 1.0)
+        scale = jnp.where(scale > 0, scale, 1.0)
+        W = W / scale
         item_scale = lax.map(partial(_item_scale, W), X, batch_size=min(n, _ROWS))
         CW = matmul(C, W)
         forms = jnp.stack([W, matmul(W, CW)])
         of_items = lax.map(lambda x: matmul(matmul(x, forms), x), X, batch_size=min(n, _ROWS))
         queries = _Forms(jnp.stack([pack_query(symmetric_part(form)) for form in forms]), of_items)
         lefts, rights = (forms, forms) if X.dtype == jnp.float64 else (jnp.stack([W, CW]), W[None])
-        return Walk(tree, C, lefts, rights, item_scale, queries, starts, size_logits, self)
+        return Walk(tree, C, items, jnp.log(scale), lefts, rights, item_scale, queries, starts, size_logits, self)
 
     def draw(self, walk: Walk, key: Array) -> Array:
         """One subset, padded; -1 throughout if none of an allowed size has a positive probability."""

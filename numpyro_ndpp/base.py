@@ -1,0 +1,678 @@
+r"""What all laws of subsets have in common, whatever their parameters, and two views of them: conditioned and multihot.
+
+A law is P(S) ∝ det L_S over the subsets of an allowed size that hold the items J, which are pinned (none, unless it was
+conditioned). Its values are the other items, T = S∖J. A pinned law keeps its items rather than a conditional kernel,
+which need not exist:
+
+.. math:: \log P(T \mid J) = \log\det L_{J∪T} - \log\sum_{T'} \det L_{J∪T'} .
+
+Everything is written for one kernel; batches of kernels and of subsets are dealt with here.
+"""
+
+import copy
+import math
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax, random
+from jax.typing import ArrayLike
+from numpyro.distributions import Distribution, constraints
+from numpyro.distributions.batch_util import promote_batch_shape, vmap_over
+from numpyro.distributions.util import lazy_property, validate_sample
+from numpyro.util import not_jax_tracer
+
+from numpyro_ndpp import polynomials
+from numpyro_ndpp.constraints import positive_semidefinite_part, subset
+from numpyro_ndpp.greedy import exchange, greedy_given, greedy_map
+from numpyro_ndpp.kernel import OwnForms, Pinned, gram, log_minors, log_next_minors, marginal_matrix, quadratic_forms
+from numpyro_ndpp.subsets import check_items, items_of_mask, to_multihot
+
+__all__ = ["Conditioned", "Multihot", "Shape", "SubsetDistribution"]
+
+Shape = tuple[int, ...]
+
+# So many numbers at a time where something is computed for every item beside every one of many subsets.
+_ITEM_CHUNK = 2**22
+
+
+def static_int(name: str, value: Any, low: int, high: int, meaning: str) -> int:
+    """``value`` as a Python int between low and high, or a ValueError that says what is allowed."""
+    try:
+        number = operator.index(value)
+    except (TypeError, jax.errors.JAXTypeError):
+        raise ValueError(f"{name} must be a Python integer (it sets a shape), got {value!r}") from None
+    if not low <= number <= high:
+        raise ValueError(f"{name} must be between {low} and {meaning} = {high}, got {number}")
+    return number
+
+
+def floating(*arrays: ArrayLike) -> tuple[Array, ...]:
+    """The arrays in one floating type. Concrete ones stay concrete inside jit, so that they can be validated there."""
+    with jax.ensure_compile_time_eval():
+        converted = [jnp.asarray(array) for array in arrays]
+        dtype = jnp.result_type(*converted)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            dtype = jnp.result_type(float)
+        return tuple(array.astype(dtype) for array in converted)
+
+
+@partial(jax.jit, static_argnums=(0, 4, 5, 6))
+def _prepare(sampler: Any, X: Array, W: Array, pinned: Array, min_size: int, max_size: int, width: int) -> Any:
+    """What the sampler prepares for kernels X (..., n, d), W (..., d, d) and pinned items (..., j)."""
+
+    def prepare(X: Array, W: Array, pinned: Array) -> Any:
+        given = {"pinned": pinned, "width": width} if pinned.size else {}
+        return sampler.prepare(X, W, min_size, max_size, **given)
+
+    for _ in X.shape[:-2]:
+        prepare = jax.vmap(prepare)
+    return prepare(X, W, pinned)
+
+
+@partial(jax.jit, static_argnums=0)
+def _sample_kernels(sampler: Any, states: Any, keys: Array) -> Array:
+    """Subsets (kernels, draws, max_size) of several kernels, prepared, with keys (kernels, draws)."""
+    if keys.shape[1] == 1:
+        return jax.vmap(sampler.sample)(states, keys)
+    # A sampler has as many draws of one kernel at a time as memory allows.
+    return lax.map(lambda kernel: sampler.sample(*kernel), (states, keys))
+
+
+class SubsetDistribution(Distribution):
+    """The law P(S) ∝ det L_S over the subsets of min_size to max_size items, L = X W Xᵀ."""
+
+    # What differs for a law that was conditioned: see the class below.
+
+    reparametrized_params: ClassVar[list[str]] = []
+    pytree_data_fields: tuple[str, ...] = ("_prepared",)
+    pytree_aux_fields: tuple[str, ...] = ("min_size", "max_size", "sampler")
+    has_enumerate_support = False
+
+    X: Any
+    W: Any
+    min_size: int
+    max_size: int
+    sampler: Any
+    _prepared: Any = None  # by prepare(); goes through jit
+    _cached: Any = None  # by the first sample; does not
+
+    def prepare(self) -> Self:
+        """The same distribution with the sampler's preprocessing done and carried along.
+
+        It is a pytree like any other distribution: passed to a jitted function, its tree and features are arguments of
+        that function, and every call of :meth:`sample` in it does without the O(n d²) of the preprocessing. Outside jit
+        :meth:`sample` keeps the preprocessing of its first call in any case.
+
+        >>> import jax
+        >>> from jax import random
+        >>> from numpyro_ndpp import KNDPP
+        >>> V, B, D = (random.normal(random.key(i), s) for i, s in enumerate([(40, 2), (40, 2), (2, 2)]))
+        >>> law = KNDPP(V, B, D, k=3).prepare()
+        >>> jax.jit(lambda law, key: law.sample(key, (5,)))(law, random.key(3)).shape
+        (5, 3)
+        """
+        prepared = copy.copy(self)
+        prepared._prepared = self._state()
+        return prepared
+
+    def _state(self) -> Any:
+        """What the sampler has prepared, each of its arrays with the batch's dimensions in front."""
+        state = self._cached if self._prepared is None else self._prepared
+        if state is not None:
+            return state
+        # Concrete parameters are prepared once, within jit too.
+        with jax.ensure_compile_time_eval():
+            X = jnp.broadcast_to(self.X, (*self.batch_shape, self.num_items, self.rank))
+            W = jnp.broadcast_to(self.W, (*self.batch_shape, self.rank, self.rank))
+            pinned = jnp.broadcast_to(self._pinned, self.batch_shape + self._pinned.shape[-1:])
+            arguments = (self.sampler, X, W, pinned, *self._whole_sizes, self.max_size)
+            if all(map(not_jax_tracer, (X, W, pinned))):
+                self._cached = _prepare(*arguments)
+                return self._cached
+        return _prepare(*arguments)
+
+    def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
+        """Draws of shape ``sample_shape + batch_shape + event_shape``, int32, by the distribution's ``sampler``.
+
+        Under jit a draw that cannot be made is -1 throughout: no subset of an allowed size has positive probability, or
+        the sampler gave up.
+
+        :raises ValueError: outside jit, for a draw that cannot be made.
+        """
+        if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+            key = random.wrap_key_data(key)
+        num_draws, num_kernels = math.prod(sample_shape), math.prod(self.batch_shape)
+        if num_draws * num_kernels == 0:
+            return jnp.zeros(self.shape(tuple(sample_shape)), jnp.int32)
+        keys, state = random.split(key, (num_kernels, num_draws)), self._state()
+        if self.batch_shape:
+            num_dims = len(self.batch_shape)
+            states = jax.tree.map(lambda array: array.reshape(num_kernels, *array.shape[num_dims:]), state)
+            draws = jnp.moveaxis(_sample_kernels(self.sampler, states, keys), 0, 1)
+        else:
+            draws = self.sampler.sample(state, keys[0])
+        draws = draws.reshape(self.shape(tuple(sample_shape)))
+        if not_jax_tracer(draws) and (draws < 0).any():
+            failure = self.sampler.failure(state) if hasattr(self.sampler, "failure") else "they have probability zero"
+            raise ValueError(
+                f"no subset of {self._sizes_in_words()} items could be drawn by {self.sampler} from this kernel: "
+                f"{failure}"
+            )
+        return draws
+
+    @validate_sample
+    def log_prob(self, value: ArrayLike, intermediates: list[Any] | None = None) -> Array:
+        """Exact, normalised log-probability of padded subsets of any width (..., m).
+
+        One normaliser, O(n d² + d³) (and O(N d³) with limits on the size, N ≤ d + 4), serves all subsets; each takes
+        O(m d² + m² d + m³) at about its own size m. -inf outside the support, with a gradient of zero.
+
+        :raises TypeError: for values that are not integers.
+        """
+        value = jnp.asarray(value)
+        if not jnp.issubdtype(value.dtype, jnp.integer):
+            raise TypeError(f"value must hold integer item numbers, got {value.dtype}; for 0/1 vectors use multihot()")
+        if value.ndim == 0:
+            raise ValueError("value must have one dimension at least: the items of a subset")
+        inside = self._inside(value)
+        # No subset in the support is larger than max_size, so the columns beyond that are padding.
+        subsets = jnp.where(inside[..., None], value, self.num_items)[..., : self.max_size].astype(jnp.int32)
+        log_minor = self._log_minors(self.X, self._inner_block, self._with_pinned(subsets))
+        log_normalizer = self.log_normalizer
+        possible = inside & (log_minor > -jnp.inf) & (log_normalizer != -jnp.inf)
+        return jnp.where(possible, log_minor - jnp.where(possible, log_normalizer, 0.0), -jnp.inf)
+
+    def _of_subsets(self, function: Callable[..., Array], signature: str, subsets: Array, *kernels: Array) -> Array:
+        """``function(*kernel, subsets (s, m)) -> (s, ...)``: subsets (..., m), broadcast with the batch of kernels."""
+        num_batch_dims = len(self.batch_shape)
+        subsets = subsets.reshape((1,) * (num_batch_dims + 1 - subsets.ndim) + subsets.shape)
+        sample_dims = subsets.shape[: subsets.ndim - 1 - num_batch_dims]
+        # Kernels in front, then all the subsets of one kernel: a kernel sees its subsets together.
+        flat = subsets.reshape((math.prod(sample_dims), *subsets.shape[len(sample_dims) :]))
+        by_kernel = jnp.moveaxis(flat, 0, num_batch_dims)
+        values = jnp.vectorize(function, signature=signature)(*kernels, by_kernel)
+        values = jnp.moveaxis(values, num_batch_dims, 0)
+        return values.reshape(sample_dims + values.shape[1:])
+
+    def _log_minors(self, X: Array, K: Array, subsets: Array) -> Array:
+        """log det L_S of subsets (..., m), their leading dimensions broadcast with the batch of kernels."""
+        return self._of_subsets(log_minors, "(n,d),(e,e),(s,m)->(s)", subsets, X, K)
+
+    def _per_kernel(self, function: Callable[..., Array], out: str) -> Array:
+        """``function(X, W, C, pinned)`` of every kernel of the batch."""
+        signature = f"(n,d),(d,e),(d,f),(j)->{out}"
+        return jnp.vectorize(function, signature=signature)(self.X, self.W, self._gram, self._pinned)
+
+    @property
+    def _pinned(self) -> Array:
+        """The items (..., j), padded with n, that are in every subset beside its value."""
+        return jnp.zeros(0, jnp.int32)
+
+    @property
+    def _whole_sizes(self) -> tuple[int, int]:
+        """The smallest and largest size of a subset with its pinned items."""
+        return self.min_size, self.max_size
+
+    def _inside(self, value: Array) -> Array:
+        return self.support(value)
+
+    def _with_pinned(self, subsets: Array) -> Array:
+        """The subsets (..., m) and the pinned items, increasing."""
+        pinned = self._pinned
+        if pinned.shape[-1] == 0:
+            return subsets
+        lead = lax.broadcast_shapes(subsets.shape[:-1], pinned.shape[:-1])
+        subsets, pinned = (jnp.broadcast_to(part, lead + part.shape[-1:]) for part in (subsets, pinned))
+        return jnp.sort(jnp.concatenate([subsets, pinned.astype(subsets.dtype)], axis=-1), axis=-1)
+
+    @property
+    def _inner_block(self) -> Array:
+        """K (..., d₂, d₂) with W = Diag(I, K): the smaller it is, the less work a minor is."""
+        return self.W
+
+    @property
+    def support(self) -> Any:
+        """Increasing item numbers, filled up with n, of an allowed number."""
+        return subset(self.num_items, self.min_size, self.max_size)
+
+    @property
+    def num_items(self) -> int:
+        """The number n of items."""
+        return self.X.shape[-2]
+
+    @property
+    def rank(self) -> int:
+        """The number d of features, the largest rank that the kernel can have."""
+        return self.X.shape[-1]
+
+    @lazy_property
+    def _gram(self) -> Array:
+        return jnp.vectorize(gram, signature="(n,d)->(d,d)")(self.X)
+
+    def _log_sum(self, W: Array, C: Array, pinned: Pinned, num_certain: int) -> Array:
+        """log Σ det L_S over the subsets of an allowed size that hold the pinned items.
+
+        :param num_certain: how many of the pinned items are known to be there, and not padding.
+        """
+        (low, high), rank = self._whole_sizes, min(self.num_items, self.rank)
+        num_rows = len(pinned.rows)
+        if num_rows == 0:
+            return polynomials.log_sum_esp(W, C, low, high, rank)
+        if num_certain >= low and high == rank:
+            items = jnp.sort(jnp.where(pinned.present, jnp.arange(num_rows), num_rows))
+            log_marginal = log_minors(pinned.rows, marginal_matrix(W, C), items[None])[0]
+            return polynomials.log_sum_esp(W, C, 0, rank, rank) + log_marginal
+        fixed = low == high and num_certain == num_rows <= high
+        return polynomials.log_sum_esp_given(W, C, pinned, low, high, rank, fixed)
+
+    @property
+    def _num_certain(self) -> int:
+        """How many of the pinned items are known to be no padding."""
+        return 0
+
+    def _log_normalizer(self, W: Array, C: Array, pinned: Pinned) -> Array:
+        return self._log_sum(W, C, pinned, self._num_certain)
+
+    @lazy_property
+    def log_normalizer(self) -> Array:
+        """log Σ det L_S over the support (batch shape): log det(I + L) without size limits, log e_k for size k."""
+        return self._per_kernel(lambda X, W, C, pinned: self._log_normalizer(W, C, Pinned.of(X, pinned)), "()")
+
+    def size_log_prob(self) -> Array:
+        """log P(size = j) for j = 0 .. d, (..., d+1). O(d³); its derivatives cost O(d⁵)."""
+
+        def of_kernel(X: Array, W: Array, C: Array, pinned: Array) -> Array:
+            log_e = polynomials.log_weights_of_sizes(W, C, Pinned.of(X, pinned), *self._whole_sizes)
+            log_sum = jax.nn.logsumexp(log_e)
+            return jnp.where(log_e > -jnp.inf, log_e - log_sum, -jnp.inf)
+
+        return self._per_kernel(of_kernel, "(s)")
+
+    def inclusion_probs(self) -> Array:
+        r"""P(a ∈ S) for every item a, exact, (..., n). O(n d²) beyond the normaliser, O(n d) memory.
+
+        The derivative of the log-normaliser in the logarithm of item a's quality: with G = ∂ log Z / ∂C it is
+        :math:`x_a^\top G x_a`, for G = W (I + C W)⁻¹ without limits on the size.
+        """
+
+        def of_kernel(X: Array, W: Array, C: Array, pinned: Array) -> Array:
+            probs = quadratic_forms(X, jax.grad(self._log_normalizer, argnums=1)(W, C, Pinned.of(X, pinned)))
+            return probs.at[pinned].set(0.0, mode="drop")
+
+        return self._per_kernel(of_kernel, "(n)")
+
+    def marginal_log_prob(self, items: ArrayLike) -> Array:
+        r"""log P(items ⊆ S), exact and differentiable, of padded sets of items (..., m).
+
+        O(m² d + m³) a set where the size has no limits, :math:`\log\det (X Z X^\top)_{items}` with Z = W (I + C W)⁻¹;
+        with limits O(N (d+m)³), N nodes on a circle. -inf for what is no subset of the items.
+
+        :raises ValueError: outside jit, for items out of range or repeated.
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ndpp import NDPP
+        >>> law = NDPP(jnp.eye(3), jnp.zeros((3, 1)), jnp.zeros((1, 1)))
+        >>> print(jnp.exp(law.marginal_log_prob(jnp.array([[0, 2], [1, 3]]))).round(3))
+        [0.25 0.5 ]
+        """
+        items, proper = self._items(items)
+        width, together = items.shape[-1], self._with_pinned(items)
+        (low, high), rank = self._whole_sizes, min(self.num_items, self.rank)
+        certain = width if not_jax_tracer(items) and bool((items < self.num_items).all()) else 0
+        if self._num_certain >= low and high == rank:
+            Z = jnp.vectorize(marginal_matrix, signature="(d,d),(d,d)->(d,d)")(self.W, self._gram)
+            pinned = self._log_minors(self.X, Z, self._with_pinned(jnp.zeros(0, jnp.int32)))
+            log_joint = self._log_minors(self.X, Z, together)
+        else:
+            pinned = self.log_normalizer
+
+            def of_kernel(X: Array, W: Array, C: Array, subsets: Array) -> Array:
+                def log_sum(subset: Array) -> Array:
+                    return self._log_sum(W, C, Pinned.of(X, subset), self._num_certain + certain)
+
+                return lax.map(log_sum, subsets)
+
+            signature = "(n,d),(d,e),(d,f),(s,m)->(s)"
+            log_joint = self._of_subsets(of_kernel, signature, together, self.X, self.W, self._gram)
+        possible = proper & (log_joint > -jnp.inf) & (pinned > -jnp.inf)
+        log_prob = jnp.where(possible, log_joint, 0.0) - jnp.where(possible, pinned, 0.0)
+        return jnp.where(possible, jnp.minimum(log_prob, 0.0), -jnp.inf)
+
+    def next_item_log_prob(self, items: ArrayLike) -> Array:
+        r"""The log-probability of every item as the one more item that joins ``items`` (..., m): an array (..., n).
+
+        .. math:: P(a \mid J) = \det L_{J∪a} \Big/ \sum_b \det L_{J∪b}
+
+        -inf for the items that are in already. Where no item can join, because ``items`` is too large or no larger
+        subset has a positive probability, -inf throughout. O(n m d) for m items. Differentiable.
+
+        :raises ValueError: outside jit, for items out of range or repeated.
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ndpp import NDPP
+        >>> V = jnp.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])  # items 0 and 1 are alike: they repel
+        >>> law = NDPP(V, jnp.zeros((3, 1)), jnp.zeros((1, 1)))
+        >>> print(jnp.exp(law.next_item_log_prob(jnp.array([0]))).round(3))
+        [0.   0.01 0.99]
+        """
+        items, proper = self._items(items)
+        together = self._with_pinned(items)
+        chunk = max(1, _ITEM_CHUNK // (self.num_items * max(together.shape[-1], 1)))
+
+        def of_kernel(X: Array, W: Array, subsets: Array) -> Array:
+            own = OwnForms.of(X, W)
+            return lax.map(partial(log_next_minors, X, W, own), subsets, batch_size=min(chunk, len(subsets)))
+
+        log_weights = self._of_subsets(of_kernel, "(n,d),(d,e),(s,m)->(s,n)", together, self.X, self.W)
+        room = jnp.sum(together < self.num_items, axis=-1) < self._whole_sizes[1]
+        possible = (log_weights > -jnp.inf) & (room & proper)[..., None]
+        any_possible = jnp.any(possible, axis=-1, keepdims=True)
+        # Where there is none, a weight stands in so that no gradient is NaN.
+        safe = jnp.where(any_possible, jnp.where(possible, log_weights, -jnp.inf), 0.0)
+        log_sum = jax.nn.logsumexp(safe, axis=-1, keepdims=True)
+        return jnp.where(possible, jnp.where(possible, log_weights, 0.0) - log_sum, -jnp.inf)
+
+    def _items(self, items: ArrayLike) -> tuple[Array, Array]:
+        """Padded sets of items (..., m), increasing, and which are proper: no item twice, none pinned, all in range."""
+        items = check_items("items", items, self.num_items)
+        proper = jnp.all((items >= 0) & (items <= self.num_items), axis=-1)
+        return jnp.clip(items, 0, self.num_items), proper & self._apart_from_pinned(items)
+
+    def _apart_from_pinned(self, subsets: Array) -> Array:
+        """Which of the subsets (..., m) hold none of the pinned items, and no item twice."""
+        together = self._with_pinned(subsets)
+        return jnp.all((together[..., 1:] > together[..., :-1]) | (together[..., 1:] >= self.num_items), axis=-1)
+
+    def condition(self, include: ArrayLike | None = None, exclude: ArrayLike | None = None) -> "Conditioned":
+        r"""The law of the *other* items T = S∖include, given that S holds all of ``include`` and none of ``exclude``.
+
+        :param include: items (..., j), padded with n if the size of S may vary. A fixed size k shrinks by j.
+        :param exclude: items (..., m), padded with n.
+        :raises ValueError: outside jit, for an item out of range, repeated, or both included and excluded, and for more
+            included items than a subset can have. For a fixed size also if ``include`` is padded.
+
+        Values hold none of the included items. Conditioning twice is conditioning on both. What is included may have
+        probability zero: then every subset has log-probability -inf, and :meth:`sample` raises.
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ndpp import KNDPP
+        >>> V = jnp.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
+        >>> law = KNDPP(V, jnp.zeros((3, 1)), jnp.zeros((1, 1)), k=2).condition(include=[0])
+        >>> law.event_shape
+        (1,)
+        >>> print(law.inclusion_probs().round(3))
+        [0.   0.01 0.99]
+        """
+        n, no_items = self.num_items, jnp.zeros(0, jnp.int32)
+        include = check_items("include", no_items if include is None else include, n)
+        exclude = check_items("exclude", no_items if exclude is None else exclude, n)
+        (low, high), num_new = self._whole_sizes, include.shape[-1]
+        together = self._with_pinned(include)
+        padded = not not_jax_tracer(include) or bool((include == n).any())
+        counts = jnp.sum(include < n, axis=-1)
+        if low == high and num_new and padded and not_jax_tracer(include):
+            raise ValueError(
+                f"include must have no padding where the size is fixed (it sets a shape), got {include.tolist()} for "
+                f"{n} items"
+            )
+        largest = int(counts.max()) if not_jax_tracer(include) and counts.size else 0 if padded else num_new
+        if self._num_certain + largest > high:
+            raise ValueError(
+                f"include has {largest} items"
+                + (f" beside {self._num_certain} included before" if self._num_certain else "")
+                + f", but subsets have at most {high}"
+            )
+        if all(map(not_jax_tracer, (include, exclude, together))):
+            self._check_apart(include, exclude, together)
+        # A fixed size makes padding impossible; else what is not seen may be padding.
+        certain = num_new if low == high or not padded else int(counts.min()) if not_jax_tracer(counts) else 0
+        X = self.X
+        if exclude.shape[-1]:
+
+            def without(X: Array, items: Array) -> Array:
+                return X.at[items].set(0.0, mode="drop")
+
+            X = jnp.vectorize(without, signature="(n,d),(m)->(n,d)")(X, exclude)
+        return Conditioned(
+            X,
+            self.W,
+            together,
+            whole_sizes=(low, high),
+            num_certain=self._num_certain + certain,
+            sampler=self.sampler,
+            validate_args=self._validate_args,
+        )
+
+    def _check_apart(self, include: Array, exclude: Array, together: Array) -> None:
+        n = self.num_items
+        repeated = (together[..., 1:] == together[..., :-1]) & (together[..., 1:] < n)
+        if repeated.any():
+            raise ValueError(f"include: item {int(together[..., 1:][repeated][0])} has been included already")
+        both = (include[..., :, None] == exclude[..., None, :]) & (include < n)[..., :, None]
+        if both.any():
+            item = jnp.broadcast_to(include[..., :, None], both.shape)[both][0]
+            raise ValueError(f"include and exclude both name item {int(item)}")
+
+    def greedy(self, k: int | None = None, *, num_exchanges: int = 0) -> Array:
+        """Greedy MAP subset, increasing and padded, (..., k) or (..., max_size).
+
+        :param k: how many items; None stops when no addition raises the determinant, within the distribution's own
+            limits on the size.
+        :param num_exchanges: how many times at the most to exchange one item for a better one afterwards.
+        :return: the items; fewer than k if there is no way on, the rest is padding.
+        :raises ValueError: for k out of range.
+
+        O(n d) an item. The largest determinant itself is NP-hard to find.
+        """
+        if k is None:
+            low, high = self.min_size, self.max_size
+        else:
+            most = min(self.num_items, self.rank)
+            low = high = static_int("k", k, 0, most, f"min(num_items={self.num_items}, rank={self.rank})")
+        if num_exchanges and self._pinned.shape[-1]:
+            raise ValueError("num_exchanges must be 0 for a conditioned law")
+        num_exchanges = static_int("num_exchanges", num_exchanges, 0, 2**31 - 1, "the largest")
+
+        def of_kernel(X: Array, W: Array, C: Array, pinned: Array) -> Array:
+            if pinned.size:
+                return greedy_given(X, W, pinned, low, high)
+            items = greedy_map(X, W, C, low, high)
+            return exchange(X, W, items, num_exchanges) if num_exchanges and high else items
+
+        return self._per_kernel(of_kernel, "(k)")
+
+    @property
+    def mode(self) -> Array:
+        """``greedy()``: an approximation of the most probable subset."""
+        return self.greedy()
+
+    def with_expected_size(self, expected_size: ArrayLike) -> "SubsetDistribution":
+        """The NDPP of the kernel rescaled so that the mean size is ``expected_size``, within the limits on the size.
+
+        :param expected_size: a number between the smallest and the largest size, both exclusive; may be an array of
+            the batch's shape, may be traced.
+        :raises ValueError: outside jit, for a mean size that no scale reaches.
+
+        Differentiable in the parameters and in ``expected_size``.
+        """
+        low, high = self._ndpp_size_limits()
+        expected_size = jnp.asarray(expected_size, self.X.dtype)
+        concrete = not_jax_tracer(expected_size)
+        if concrete and not ((expected_size > low) & (expected_size < high)).all():
+            raise ValueError(f"expected_size must be between {low} and {high}, both exclusive, got {expected_size}")
+
+        def of_kernel(W: Array, C: Array, size: Array) -> Array:
+            return polynomials.log_scale_of_mean_size(W, C, size, low, high, min(self.num_items, self.rank))
+
+        log_scale = jnp.vectorize(of_kernel, signature="(d,e),(d,f),()->()")(self.W, self._gram, expected_size)
+        scaled = self._scaled_ndpp(
+            jnp.exp(log_scale / 2)[..., None, None],
+            min_size=low,
+            max_size=high,
+            sampler=self.sampler,
+            validate_args=self._validate_args,
+        )
+        if concrete and not_jax_tracer(log_scale) and self._validate_args:
+            reached = jnp.sum(jnp.exp(scaled.size_log_prob()) * jnp.arange(self.rank + 1), axis=-1)
+            if not (jnp.abs(reached - expected_size) < 1e-2).all():
+                raise ValueError(f"expected_size is {expected_size}, but this kernel reaches no more than {reached}")
+        return scaled
+
+    def multihot(self) -> "Multihot":
+        """The same law over vectors of n zeros and ones."""
+        return Multihot(self, validate_args=self._validate_args)
+
+    def _sizes_in_words(self) -> str:
+        return str(self.min_size) if self.min_size == self.max_size else f"{self.min_size} to {self.max_size}"
+
+    def _ndpp_size_limits(self) -> tuple[int, int]:
+        return self.min_size, self.max_size
+
+    def _scaled_ndpp(self, root: Array, **settings: Any) -> "SubsetDistribution":
+        """The NDPP whose features are multiplied by ``root`` (..., 1, 1)."""
+        raise NotImplementedError(f"{type(self).__name__} has no scale of its own: rescale the law, then condition it")
+
+
+class Conditioned(SubsetDistribution):
+    r"""The law of the other items given that some are in and others are out, as ``condition`` gives it.
+
+    .. math:: P(T \mid J) = \det L_{J∪T} \Big/ \sum_{T'} \det L_{J∪T'}
+
+    :param X, W: the kernel L = X W Xᵀ; the rows of excluded items are zero.
+    :param include: the pinned items J (..., j), increasing and padded with n.
+    :param whole_sizes: the smallest and largest size of J∪T.
+    :param num_certain: how many of the pinned items are known not to be padding.
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {
+        "X": constraints.real_matrix,
+        "W": positive_semidefinite_part,
+        "include": constraints.independent(constraints.nonnegative_integer, 1),
+    }
+    pytree_aux_fields: tuple[str, ...] = ("whole_sizes", "num_certain")
+
+    def __init__(
+        self,
+        X: Array,
+        W: Array,
+        include: Array,
+        *,
+        whole_sizes: tuple[int, int],
+        num_certain: int,
+        sampler: Any,
+        validate_args: bool | None = None,
+    ) -> None:
+        self.X, self.W, self.include = X, W, include
+        low, high = self.whole_sizes = whole_sizes
+        self.num_certain = num_certain
+        self.min_size, self.max_size = max(0, low - include.shape[-1]), high - num_certain
+        self.sampler = sampler
+        batch_shape = lax.broadcast_shapes(X.shape[:-2], W.shape[:-2], include.shape[:-1])
+        super().__init__(batch_shape, (self.max_size,), validate_args=validate_args)
+
+    @property
+    def k(self) -> int | None:
+        """The number of items where that is fixed."""
+        return self.max_size if self.min_size == self.max_size else None
+
+    @property
+    def _pinned(self) -> Array:
+        return self.include
+
+    @property
+    def _whole_sizes(self) -> tuple[int, int]:
+        return self.whole_sizes
+
+    @property
+    def _num_certain(self) -> int:
+        return self.num_certain
+
+    def _inside(self, value: Array) -> Array:
+        low, high = self.whole_sizes
+        whole = jnp.sum(value < self.num_items, axis=-1) + jnp.sum(self.include < self.num_items, axis=-1)
+        return self.support(value) & (whole >= low) & (whole <= high) & self._apart_from_pinned(value)
+
+
+class Multihot(Distribution):
+    """A subset distribution over vectors (..., n) of zeros and ones, as its ``multihot()`` gives it.
+
+    >>> import jax.numpy as jnp
+    >>> from numpyro_ndpp import NDPP
+    >>> law = NDPP(jnp.eye(3), jnp.zeros((3, 1)), jnp.zeros((1, 1)))
+    >>> [f"{p:.3f}" for p in law.multihot().mean]
+    ['0.500', '0.500', '0.500']
+    >>> f"{jnp.exp(law.multihot().log_prob(jnp.array([1, 0, 1]))):.3f}"
+    '0.125'
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+    pytree_data_fields = ("base_dist",)
+    reparametrized_params: ClassVar[list[str]] = []
+    support = constraints.independent(constraints.boolean, 1)
+    base_dist: SubsetDistribution
+
+    def __init__(self, base_dist: SubsetDistribution, *, validate_args: bool | None = None) -> None:
+        self.base_dist = base_dist
+        super().__init__(base_dist.batch_shape, (base_dist.num_items,), validate_args=validate_args)
+
+    @property
+    def has_rsample(self) -> bool:
+        return False
+
+    def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
+        """Draws of shape ``sample_shape + batch_shape + (n,)``, int32."""
+        return to_multihot(self.base_dist.sample(key, sample_shape), self.base_dist.num_items)
+
+    @validate_sample
+    def log_prob(self, value: ArrayLike, intermediates: list[Any] | None = None) -> Array:
+        """Log-probability of vectors (..., n) of zeros and ones; -inf for one of a size that is not allowed."""
+        value = jnp.asarray(value)
+        n = self.base_dist.num_items
+        if value.shape[-1:] != (n,):
+            raise ValueError(f"value must have one entry for each of the {n} items, got shape {value.shape}")
+        mask = jnp.where(self.support(value)[..., None], value, -1)
+        items = items_of_mask(mask, self.base_dist.max_size)
+        return self.base_dist.log_prob(items)
+
+    @property
+    def mean(self) -> Array:
+        """The inclusion probabilities."""
+        return self.base_dist.inclusion_probs()
+
+    @property
+    def variance(self) -> Array:
+        """p (1 - p) of the inclusion probabilities p."""
+        p = self.mean
+        return p * (1 - p)
+
+    @property
+    def mode(self) -> Array:
+        """The greedy MAP subset."""
+        return to_multihot(self.base_dist.mode, self.base_dist.num_items)
+
+
+def vmap_over_parameters(dist: SubsetDistribution, **axes: int | None) -> Any:
+    # What was prepared for a batch of kernels has that batch in front.
+    batched = any(axis is not None for axis in axes.values())
+    return vmap_over.dispatch(Distribution)(dist, _prepared=0 if batched else None, **axes)
+
+
+@vmap_over.register
+def _vmap_over_conditioned(
+    dist: Conditioned, X: int | None = None, W: int | None = None, include: int | None = None
+) -> Any:
+    return vmap_over_parameters(dist, X=X, W=W, include=include)
+
+
+@vmap_over.register
+def _vmap_over_multihot(dist: Multihot, **axes: int | None) -> Any:
+    return vmap_over.dispatch(Distribution)(dist, base_dist=vmap_over(dist.base_dist, **axes))
+
+
+@promote_batch_shape.register
+def _promote_batch_shape_multihot(dist: Multihot) -> Multihot:
+    return Multihot(promote_batch_shape(dist.base_dist), validate_args=dist._validate_args)
