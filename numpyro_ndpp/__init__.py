@@ -1,6 +1,7 @@
 """Subsets as random variables in NumPyro: nonsymmetric determinantal point processes."""
 
 from numpyro_ndpp.distributions import KNDPP, NDPP
+from numpyro_ndpp.infer import SubsetGibbs
 from numpyro_ndpp.samplers import Cholesky, Contour, Rejection, UpDown
 from numpyro_ndpp.subsets import from_multihot, pad_subsets, to_multihot, unpad_subsets
 
@@ -10,6 +11,7 @@ __all__ = [
     "Cholesky",
     "Contour",
     "Rejection",
+    "SubsetGibbs",
     "UpDown",
     "from_multihot",
     "pad_subsets",

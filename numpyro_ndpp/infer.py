@@ -1,0 +1,286 @@
+r"""Latent subsets in MCMC: a Gibbs block that updates NDPP and KNDPP sites, beside NUTS on the continuous ones.
+
+Given all other sites, a subset has the law p(S) ∝ prior(S) · likelihood(S), where the likelihood is whatever else in
+the model depends on S. The sampling engine of the prior is the proposal: items are dropped uniformly, and as many or
+fewer or more are drawn to join those that are left, from the prior. For such a move the prior cancels but for sums that
+the draw has computed already (:meth:`numpyro_ndpp.samplers.updown.Walk.move`): it is accepted with probability
+
+.. math:: \min\left(1, \frac{\text{likelihood}(S')}{\text{likelihood}(S)}
+          \frac{\binom{|S|}{r} Z_s(A)}{\binom{|S'|}{s} Z_r(A)}\right), \qquad Z_s(A) = \sum_{|T|=s} \det L_{A∪T} ,
+
+where r items are dropped, A is left, and s are added: the likelihood ratio alone where the size stays. No prior
+probability is evaluated. The prior comes from the model's own trace, so that its kernel may depend on other sites.
+
+Where the size is fixed, two items are exchanged at a time. Where it varies, one of three kinds of moves is chosen at
+random: one item more or less, two items more or less (kernels that are skew have no single ones), two exchanged.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax, random
+from numpyro import handlers
+from numpyro.infer.mcmc import MCMCKernel
+from numpyro.infer.util import compute_log_probs
+from numpyro.util import not_jax_tracer
+
+from numpyro_ndpp.base import Multihot, SubsetDistribution, static_int
+from numpyro_ndpp.samplers import UpDown
+from numpyro_ndpp.subsets import items_of_mask, to_multihot
+
+__all__ = ["SubsetGibbs", "SubsetGibbsState"]
+
+Values = dict[str, Array]
+
+
+class SubsetGibbsState(NamedTuple):
+    """The subsets, by site, and the share of accepted moves: in the last update and on average since warm-up."""
+
+    z: Values
+    accept_prob: Array
+    mean_accept_prob: Array
+    i: Array
+    rng_key: Array
+
+
+class SubsetGibbs(MCMCKernel):
+    """Updates latent subsets in MCMC: a block of NumPyro's ``Gibbs``, or a ``gibbs_fn`` for ``HMCGibbs``.
+
+    :param model: the model, the same one that the other blocks have.
+    :param site: the name of a latent site with an NDPP or KNDPP, its conditioned law or its multihot view; or several.
+    :param num_moves: how many moves are proposed for every subset in an update. Each takes one evaluation of the model.
+    :param fresh: the share of moves that propose a fresh draw from the prior, by the distribution's own sampler, which
+        must be exact.
+    :raises ValueError: for ``num_moves`` and ``fresh`` out of range, and when a chain is set up, for a site that is
+        missing, observed, in a plate, or no distribution of subsets, and for fresh draws of an approximate sampler.
+
+    The state has ``accept_prob``, the mean acceptance probability of an update, as an extra field:
+    ``block_states.0.accept_prob`` where this is the first block. Chains side by side: ``chain_method=jax.vmap``.
+
+    >>> import jax.numpy as jnp
+    >>> import numpyro
+    >>> import numpyro.distributions as dist
+    >>> from jax import random
+    >>> from numpyro.infer import MCMC, NUTS, HMCGibbs
+    >>> from numpyro_ndpp import NDPP, SubsetGibbs, to_multihot
+    >>> def model(features, y):
+    ...     chosen = numpyro.sample("chosen", NDPP(features.T, jnp.zeros((4, 1)), jnp.zeros((1, 1))))
+    ...     weights = numpyro.sample("weights", dist.Normal(0, 1).expand([4]).to_event(1))
+    ...     numpyro.sample("y", dist.Normal(features @ (weights * to_multihot(chosen, 4)), 0.5), obs=y)
+    >>> features = random.normal(random.key(0), (20, 4))
+    >>> data = (features, features[:, 1])
+    >>> kernel = HMCGibbs(NUTS(model), SubsetGibbs(model, "chosen").gibbs_fn(*data), ["chosen"])
+    >>> mcmc = MCMC(kernel, num_warmup=20, num_samples=20, progress_bar=False)
+    >>> mcmc.run(random.key(1), *data)
+    >>> mcmc.get_samples()["chosen"].shape
+    (20, 4)
+
+    From NumPyro 0.22 on the kernel is ``Gibbs([(SubsetGibbs(model, "chosen"), ["chosen"]), (NUTS(model), None)])``.
+    """
+
+    sample_field = "z"
+
+    def __init__(
+        self, model: Callable[..., Any], site: str | Sequence[str], *, num_moves: int = 10, fresh: float = 0.0
+    ) -> None:
+        if not callable(model):
+            raise ValueError(f"model must be a function, got {model!r}")
+        self.sites = (site,) if isinstance(site, str) else tuple(site)
+        if not self.sites or not all(isinstance(name, str) for name in self.sites):
+            raise ValueError(f"site must be the name of a site or several of them, got {site!r}")
+        self.num_moves = static_int("num_moves", num_moves, 1, 2**31 - 1, "the largest")
+        if not 0.0 <= fresh <= 1.0:
+            raise ValueError(f"fresh must be between 0 and 1, got {fresh!r}")
+        self.fresh = float(fresh)
+        self._model = model
+        self._num_warmup = 0
+
+    @property
+    def model(self) -> Callable[..., Any]:
+        """The model."""
+        return self._model
+
+    # --- As a block of Gibbs -----------------------------------------------------------------------------------------
+
+    def init(
+        self, rng_key: Array, num_warmup: int, init_params: Values | None, model_args: tuple, model_kwargs: dict | None
+    ) -> SubsetGibbsState:
+        """The state at the values that the composite kernel has drawn from the prior."""
+        self._num_warmup = num_warmup
+        laws = self._laws(rng_key, model_args, model_kwargs, {})
+        if not init_params or set(init_params) != set(self.sites):
+            given = sorted(init_params or {})
+            raise ValueError(f"SubsetGibbs starts at values of its sites {list(self.sites)}, got {given}")
+        values = {}
+        for name in self.sites:
+            values[name] = jnp.asarray(init_params[name], jnp.int32)
+            if not_jax_tracer(values[name]) and not bool(laws[name].support(values[name])):
+                raise ValueError(f"site {name!r} cannot start at {values[name].tolist()}, which is no value of its law")
+        zero = jnp.zeros(())
+        return SubsetGibbsState(values, zero, zero, jnp.asarray(0), rng_key)
+
+    def sample(self, state: SubsetGibbsState, model_args: tuple, model_kwargs: dict | None) -> SubsetGibbsState:
+        """The state after an update of every site."""
+        rng_key, key = random.split(state.rng_key)
+        values, accept_prob = self._update(key, state.z, {}, model_args, model_kwargs)
+        i = state.i + 1
+        number = jnp.where(i > self._num_warmup, i - self._num_warmup, i)  # the mean begins anew after warm-up
+        mean = state.mean_accept_prob + (accept_prob - state.mean_accept_prob) / number
+        dtype = state.accept_prob.dtype
+        return SubsetGibbsState(values, accept_prob.astype(dtype), mean.astype(dtype), i, rng_key)
+
+    def refresh(self, state: SubsetGibbsState, model_args: tuple, model_kwargs: dict | None) -> SubsetGibbsState:
+        """The state itself: nothing in it depends on the other sites."""
+        return state
+
+    def wrap_model(self, wrapper: Callable) -> "SubsetGibbs":
+        """The same block on a wrapped model."""
+        wrapped = copy.copy(self)
+        wrapped._model = wrapper(self._model)
+        return wrapped
+
+    def get_constrain_fn(self, model_args: tuple, model_kwargs: dict | None) -> Callable[[Values], Values]:
+        """The identity: subsets are their own values."""
+        return lambda values: values
+
+    def get_diagnostics_str(self, state: SubsetGibbsState) -> str:
+        return f"acc. prob of subsets={state.mean_accept_prob:.2f}"
+
+    # --- For HMCGibbs ------------------------------------------------------------------------------------------------
+
+    def gibbs_fn(self, *model_args: Any, **model_kwargs: Any) -> Callable[..., Values]:
+        """The update as a function for ``HMCGibbs``, which does not hand the data on: give the model's arguments here.
+
+        :raises ValueError: for a site that is missing, observed, in a plate, or no distribution of subsets.
+        """
+        self._laws(random.key(0), model_args, model_kwargs, {})
+
+        def update(rng_key: Array, gibbs_sites: Values, hmc_sites: Values) -> Values:
+            values = {name: gibbs_sites[name] for name in self.sites}
+            return self._update(rng_key, values, hmc_sites, model_args, model_kwargs)[0]
+
+        return update
+
+    # --- What both do ------------------------------------------------------------------------------------------------
+
+    def _laws(self, key: Array, args: tuple, kwargs: dict | None, others: Values) -> dict[str, Any]:
+        """The distributions of the sites, from a trace of the model."""
+        model = handlers.seed(handlers.substitute(handlers.condition(self._model, others), others), key)
+        trace = handlers.trace(model).get_trace(*args, **(kwargs or {}))
+        return {name: self._law(trace, name) for name in self.sites}
+
+    def _law(self, trace: dict[str, Any], name: str) -> Any:
+        latent = [key for key, site in trace.items() if site["type"] == "sample" and not site["is_observed"]]
+        site = trace.get(name)
+        if site is None or site["type"] != "sample":
+            raise ValueError(f"site {name!r} is not in the model; its latent sites are {latent}")
+        if site["is_observed"]:
+            raise ValueError(f"site {name!r} is observed; latent sites are {latent}")
+        if site["cond_indep_stack"]:
+            plates = [frame.name for frame in site["cond_indep_stack"]]
+            raise ValueError(
+                f"site {name!r} is in the plate {plates[0]!r}: SubsetGibbs updates one subset for each site; give "
+                "every subset a site of its own"
+            )
+        law = site["fn"]
+        base = law.base_dist if isinstance(law, Multihot) else law
+        if not isinstance(base, SubsetDistribution) or base.batch_shape:
+            raise ValueError(
+                f"site {name!r} has a {type(law).__name__}; SubsetGibbs updates an NDPP or KNDPP without batch "
+                "dimensions"
+            )
+        if self.fresh and isinstance(base.sampler, UpDown):
+            raise ValueError(
+                f"fresh draws must be exact, but site {name!r} has the sampler {base.sampler}; take Contour()"
+            )
+        return law
+
+    def _update(
+        self, key: Array, values: Values, others: Values, args: tuple, kwargs: dict | None
+    ) -> tuple[Values, Array]:
+        """New values of all sites, and the mean probability of acceptance."""
+        kwargs = kwargs or {}
+        model = handlers.condition(handlers.substitute(self._model, others), others) if others else self._model
+        model = handlers.seed(model, random.key(0))  # nothing is drawn: every site has its value
+        accept_probs = []
+        for name in self.sites:
+            key, site_key = random.split(key)
+            value, accept_prob = self._update_site(site_key, name, values, model, args, kwargs)
+            values = {**values, name: value}
+            accept_probs.append(accept_prob)
+        return values, jnp.mean(jnp.stack(accept_probs))
+
+    def _update_site(
+        self, key: Array, name: str, values: Values, model: Callable, args: tuple, kwargs: dict
+    ) -> tuple[Array, Array]:
+        start = values[name]
+        law = self._law(handlers.trace(handlers.substitute(model, values)).get_trace(*args, **kwargs), name)
+        base = law.base_dist if isinstance(law, Multihot) else law
+        n, width = base.num_items, base.max_size
+
+        def as_value(subset: Array) -> Array:
+            return (to_multihot(subset, n) if law is not base else subset).astype(start.dtype)
+
+        def log_likelihood(subset: Array) -> Array:
+            substituted = {**values, name: as_value(subset)}
+            log_probs, _ = compute_log_probs(model, args, kwargs, substituted)
+            # The prior's own, which is not used, is not computed either once this is compiled.
+            return sum((value for site, value in log_probs.items() if site != name), jnp.zeros(()))
+
+        walker = copy.copy(base)
+        walker.sampler, walker._prepared, walker._cached = UpDown(), None, None
+        walk = walker._state()
+        propose = self._proposal(base, walk)
+
+        def move(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            subset, current, total = carry
+            propose_key, accept_key = random.split(random.fold_in(key, number))
+            proposed, log_ratio = propose(propose_key, subset)
+            proposed_likelihood = log_likelihood(proposed)
+            log_accept = jnp.where(log_ratio > -jnp.inf, proposed_likelihood - current + log_ratio, -jnp.inf)
+            accept_prob = jnp.exp(jnp.minimum(jnp.where(jnp.isnan(log_accept), -jnp.inf, log_accept), 0.0))
+            accepted = random.uniform(accept_key) < accept_prob
+            subset = jnp.where(accepted, proposed, subset)
+            return subset, jnp.where(accepted, proposed_likelihood, current), total + accept_prob
+
+        subset = (items_of_mask(start, width) if law is not base else start).astype(jnp.int32)
+        current = log_likelihood(subset)
+        carry = (subset, current, jnp.zeros((), current.dtype))
+        subset, _, total = lax.fori_loop(0, self.num_moves, move, carry)
+        return as_value(subset), total / self.num_moves
+
+    def _proposal(self, base: SubsetDistribution, walk: Any) -> Callable[[Array, Array], tuple[Array, Array]]:
+        """``propose(key, subset)``: another subset, and the log of the Hastings ratio under the prior."""
+        low, high = base.min_size, base.max_size
+
+        def local(key: Array, subset: Array) -> tuple[Array, Array]:
+            kind_key, key = random.split(key)
+            if low == high:
+                dropped = added = jnp.asarray(min(2, high))
+            else:
+                kind = random.randint(kind_key, (), 0, 6)
+                # one more, one less, two more, two less, and exchanges twice as often as each
+                dropped = jnp.array([0, 1, 0, 2, 2, 1])[kind]
+                added = jnp.array([1, 0, 2, 0, 2, 1])[kind]
+            proposed, log_ratio = walk.move(key, subset, dropped, added)
+            inside = base._inside(proposed)
+            return jnp.where(inside, proposed, subset), jnp.where(inside, log_ratio, -jnp.inf)
+
+        def fresh(key: Array, subset: Array) -> tuple[Array, Array]:
+            drawn = base.sample(key).astype(subset.dtype)
+            made = jnp.all(drawn >= 0)
+            return jnp.where(made, drawn, subset), jnp.where(made, 0.0, -jnp.inf).astype(base.X.dtype)
+
+        if high == 0:
+            return lambda key, subset: (subset, jnp.zeros((), base.X.dtype))
+        if self.fresh == 0:
+            return local
+
+        def mixed(key: Array, subset: Array) -> tuple[Array, Array]:
+            choice_key, key = random.split(key)
+            choice = random.uniform(choice_key) < self.fresh
+            return lax.cond(choice, fresh, local, key, subset)
+
+        return mixed
