@@ -1,4 +1,4 @@
-# make demo   sets up, then learns a kernel from simulated baskets and prints what it found
+# make demo   sets up, then learns a kernel from simulated baskets, prints what it found and draws it
 # make test   sets up, then runs the tests
 PYTHON ?= python3
 VENV ?= .venv
@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 
 .PHONY: demo test test-slow lint format docs benchmark clean
 
-demo: $(VENV)/.installed
-	$(BIN)/python examples/demo.py
+demo: $(VENV)/.installed-examples
+	$(BIN)/python examples/basket_completion.py
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not slow" -n auto

@@ -129,6 +129,8 @@ class SubsetDistribution(Distribution):
             X = jnp.broadcast_to(self.X, (*self.batch_shape, self.num_items, self.rank))
             W = jnp.broadcast_to(self.W, (*self.batch_shape, self.rank, self.rank))
             pinned = jnp.broadcast_to(self._pinned, self.batch_shape + self._pinned.shape[-1:])
+            # A draw has no derivative, and what leads to it need not carry one along.
+            X, W = lax.stop_gradient((X, W))
             arguments = (self.sampler, X, W, pinned, *self._whole_sizes, self.max_size)
             if all(map(not_jax_tracer, (X, W, pinned))):
                 self._cached = _prepare(*arguments)

@@ -309,7 +309,11 @@ def _slopes_by_circle(kernel: Any, primals: tuple, tangents: tuple, d: int) -> A
 
     @jax.checkpoint
     def slope(k: Array) -> Array:
-        return jax.jvp(lambda *parts: _log_circle_sum(*kernel(*parts), k, k, k[None], nodes), primals, tangents)[1]
+        def log_e(*parts: Array) -> Array:
+            W, C, pinned = kernel(*parts)
+            return _log_circle_sum(W, C, pinned, k, k, k[None], nodes)
+
+        return jax.jvp(log_e, primals, tangents)[1]
 
     return lax.map(slope, jnp.arange(d + 1))
 
@@ -402,7 +406,7 @@ def log_scales_of_mean_size(log_e: Array, mean_sizes: Array) -> Array:
     return 0.5 * (low + high)
 
 
-def restrict_sizes(log_e: Array, low: int, high: int) -> Array:
+def restrict_sizes(log_e: Array, low: Array | int, high: Array | int) -> Array:
     """The coefficients (d+1,) with -inf for the sizes outside low .. high."""
     sizes = jnp.arange(len(log_e))
     return jnp.where((sizes >= low) & (sizes <= high), log_e, -jnp.inf)

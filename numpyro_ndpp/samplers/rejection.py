@@ -155,8 +155,8 @@ class Rejection:
         # In an orthonormal basis of the features' span the symmetrisation is that of the kernel itself.
         X, W = whiten(X, W)
         tree = build_tree(X)
-        What, *proposals = _prepare(X, W, tree, min_size, max_size, items, width)
-        return RejectionState(tree, W, What, items, *proposals, width)
+        What, kernel, table, size_logits, log_expected = _prepare(X, W, tree, min_size, max_size, items, width)
+        return RejectionState(tree, W, What, items, kernel, table, size_logits, log_expected, width)
 
     def draw(self, state: RejectionState, key: Array) -> Array:
         """One subset, padded; -1 throughout if none was accepted."""

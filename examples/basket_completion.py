@@ -1,0 +1,212 @@
+"""Completing baskets: a kernel is learned from baskets, shows which items attract and repel, and names what is missing.
+
+Without --data, baskets are simulated for a shop of twelve items, in which tea and coffee are substitutes (people buy
+one of them), bread and butter are complements (people buy both), and so on; then what was learned is compared with that
+truth. With --data, real baskets are read, some are held out, and the items that were taken out of them are looked for:
+the mean percentile rank of the missing item (50 is chance) is compared with that of sheer popularity.
+"""
+
+import argparse
+import itertools
+import time
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import random
+from numpyro.infer import SVI, Trace_ELBO, init_to_sample
+from numpyro.infer.autoguide import AutoDelta
+
+from numpyro_ndpp import NDPP, Cholesky, pad_subsets, to_multihot, unpad_subsets
+from numpyro_ndpp.datasets import load_baskets
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+ITEMS = ["tea", "coffee", "bread", "butter", "pasta", "sauce", "cola", "juice", "soap", "candles", "rice", "beans"]
+SUBSTITUTES = [("tea", "coffee"), ("cola", "juice"), ("rice", "beans")]
+COMPLEMENTS = [("bread", "butter"), ("pasta", "sauce"), ("soap", "candles")]
+NUM_HELD_OUT = 2000
+
+
+def true_kernel() -> NDPP:
+    """Substitutes share a direction of V; complements are tied by one skew pair of B and D."""
+    n = len(ITEMS)
+    number = {name: i for i, name in enumerate(ITEMS)}
+    V, B, D = 0.6 * np.eye(n), np.zeros((n, 2 * len(COMPLEMENTS))), np.zeros((2 * len(COMPLEMENTS),) * 2)
+    for first, second in SUBSTITUTES:
+        V[number[second]] = 0.95 * V[number[first]] + 0.2 * V[number[second]]
+    for j, (first, second) in enumerate(COMPLEMENTS):
+        B[number[first], 2 * j] = B[number[second], 2 * j + 1] = 0.9
+        D[2 * j, 2 * j + 1] = 1.0
+    return NDPP(V, B, D, sampler=Cholesky()).with_expected_size(3.0)
+
+
+def model(baskets, n: int, d1: int, d2: int, batch_size: int) -> None:
+    """Normal priors on the features, on the scale of a catalogue from which a few items are bought."""
+    scale = (4 / n) ** 0.5
+    V = numpyro.sample("V", dist.Normal(0, scale).expand([n, d1]).to_event(2))
+    B = numpyro.sample("B", dist.Normal(0, scale).expand([n, d2]).to_event(2))
+    D = numpyro.sample("D", dist.Normal(0, 1).expand([d2, d2]).to_event(2))
+    with numpyro.plate("baskets", len(baskets), subsample_size=min(batch_size, len(baskets))):
+        numpyro.sample("basket", NDPP(V, B, D), obs=numpyro.subsample(baskets, event_dim=1))
+
+
+def fit(baskets, n: int, d1: int, d2: int, num_steps: int) -> NDPP:
+    """The MAP estimate by SVI with a falling rate, and a progress bar."""
+    guide = AutoDelta(model, init_loc_fn=init_to_sample)
+    adam = numpyro.optim.Adam(lambda step: 0.05 * 0.5 * (1 + jnp.cos(jnp.pi * step / num_steps)))
+    svi = SVI(model, guide, adam, Trace_ELBO())
+    estimate = guide.median(svi.run(random.key(1), num_steps, baskets, n, d1, d2, 500).params)
+    return NDPP(estimate["V"], estimate["B"], estimate["D"], sampler=Cholesky())
+
+
+def attraction(law: NDPP) -> np.ndarray:
+    """log [P(ab) P(∅) / (P(a) P(b))] for all pairs: above zero the two attract, below they repel."""
+    n = law.num_items
+    first, second = np.triu_indices(n, 1)
+    none = law.log_prob(jnp.zeros(0, jnp.int32))
+    single = np.asarray(law.log_prob(jnp.arange(n, dtype=jnp.int32)[:, None]))
+    pair = np.asarray(law.log_prob(jnp.stack([jnp.asarray(first), jnp.asarray(second)], axis=1)))
+    matrix = np.zeros((n, n))
+    matrix[first, second] = matrix[second, first] = pair + none - single[first] - single[second]
+    return matrix
+
+
+def strongest_pairs(law: NDPP, frequent: np.ndarray, number: int) -> tuple[list, list]:
+    """The pairs (value, a, b) of frequent items that attract most, and those that repel most."""
+    matrix = attraction(law)
+    pairs = sorted((matrix[a, b], int(a), int(b)) for a, b in itertools.combinations(sorted(frequent), 2))
+    return pairs[::-1][:number], pairs[:number]
+
+
+def report(title: str, pairs: list, names: list[str], known: list[tuple[str, str]] | None) -> None:
+    print(f"\n{title}")
+    for value, a, b in pairs:
+        pair = (names[a], names[b])
+        mark = "" if known is None else "  true" if pair in known or pair[::-1] in known else "  not in the truth"
+        print(f"  {pair[0]:>24} + {pair[1]:<24} {value:+6.2f}{mark}")
+
+
+def complete(law: NDPP, basket: list[int], names: list[str], number: int = 3) -> None:
+    """Print what most likely joins a basket."""
+    probs = np.exp(law.next_item_log_prob(jnp.array(basket)))
+    best = ", ".join(f"{names[item]} ({probs[item]:.0%})" for item in np.argsort(-probs)[:number])
+    print(f"  {', '.join(names[item] for item in basket)} -> {best}")
+
+
+def percentile_rank(scores: np.ndarray, hidden: np.ndarray, rest: np.ndarray) -> float:
+    """The mean, over baskets, of the share of items outside the rest that score no more than the hidden one."""
+    n = scores.shape[1]
+    outside = ~np.asarray(to_multihot(rest, n), bool)
+    own = np.take_along_axis(scores, hidden[:, None], axis=1)
+    return float(np.mean(100 * np.sum((scores <= own) & outside, axis=1) / np.sum(outside, axis=1)))
+
+
+def judge(law: NDPP, held_out: list[list[int]], share: np.ndarray) -> None:
+    """Hide one item of every held-out basket and look for it."""
+    rng, n = np.random.default_rng(0), law.num_items
+    baskets = [rng.permutation(basket) for basket in held_out if len(basket) > 1]
+    hidden = np.array([basket[0] for basket in baskets])
+    rest = pad_subsets([basket[1:] for basket in baskets], n)
+    scores = np.asarray(law.next_item_log_prob(rest))
+    ours, popular = (percentile_rank(each, hidden, rest) for each in (scores, np.tile(share, (len(baskets), 1))))
+    print(f"\nMean percentile rank of a hidden item in {len(baskets)} held-out baskets: {ours:.2f}")
+    print(f"by popularity alone: {popular:.2f}")
+
+
+def draw_figure(path: Path, baskets, predicted, names: list[str], pairs: tuple[list, list]) -> None:
+    """Sizes and item frequencies of the data and of the model's own baskets, and the strongest pairs."""
+    n = len(names)
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    sizes = [np.sum(np.asarray(values) < n, axis=1) for values in (baskets, predicted)]
+    top = int(max(np.quantile(size, 0.995) for size in sizes)) + 1
+    for size, offset, label in zip(sizes, (-0.2, 0.2), ("data", "predicted"), strict=True):
+        shares = np.bincount(size, minlength=top + 1)[: top + 1] / len(size)
+        axes[0].bar(np.arange(top + 1) + offset, shares, 0.4, label=label)
+    axes[0].set(xlabel="items in a basket", ylabel="share of baskets")
+    axes[0].legend()
+
+    shares = [np.asarray(to_multihot(values, n)).mean(axis=0) for values in (baskets, predicted)]
+    axes[1].plot([0, max(map(np.max, shares))], [0, max(map(np.max, shares))], color="0.7", zorder=0)
+    axes[1].scatter(*shares, s=18)
+    for item in np.argsort(-shares[0])[:6]:
+        axes[1].annotate(names[item], (shares[0][item], shares[1][item]), fontsize=8, ha="right", va="bottom")
+    axes[1].set(xlabel="share of baskets with an item, data", ylabel="the same, predicted")
+
+    bars = [*pairs[0], *reversed(pairs[1])]
+    labels = [f"{names[a]} + {names[b]}" for _, a, b in bars]
+    values = [value for value, _, _ in bars]
+    axes[2].barh(range(len(bars)), values, color=["C2" if value > 0 else "C3" for value in values])
+    axes[2].set_yticks(range(len(bars)), labels, fontsize=8)
+    axes[2].invert_yaxis()
+    axes[2].axvline(0, color="0.3", linewidth=0.8)
+    axes[2].set(xlabel="log-odds of being together: attraction > 0, repulsion < 0")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="baskets: text with one basket per line, or npz (see load_baskets)")
+    parser.add_argument("--catalogue", type=Path, help="names of the items, one per line, for text that names them")
+    parser.add_argument("--rank", type=int, nargs=2, metavar=("D1", "D2"), help="columns of V and of B")
+    parser.add_argument("--figure", type=Path, default=Path("basket_completion.png"), help="file for the figure")
+    parser.add_argument("--quick", action="store_true", help="a few steps only, to see that it runs")
+    options = parser.parse_args(arguments)
+    start = time.perf_counter()
+
+    if options.data is None:
+        truth, names, known = true_kernel(), ITEMS, (COMPLEMENTS, SUBSTITUTES)
+        d1, d2 = options.rank or (8, 6)
+        lists = unpad_subsets(truth.sample(random.key(0), (200 if options.quick else 2000,)), len(names))
+        held_out: list[list[int]] = []
+        print(f"{len(lists)} simulated baskets of {len(names)} items, for example:")
+    else:
+        d1, d2 = options.rank or (30, 30)
+        catalogue = options.catalogue.read_text().splitlines() if options.catalogue else None
+        lists, names = load_baskets(options.data, catalogue=catalogue, max_size=d1 + d2)
+        known = None
+        order = np.random.default_rng(0).permutation(len(lists))
+        cut = min(NUM_HELD_OUT, len(lists) // 4)
+        held_out = [lists[i] for i in order[:cut]]
+        lists = [lists[i] for i in order[cut:]]
+        print(f"{len(lists)} baskets to learn from, {len(held_out)} held out, {len(names)} items, for example:")
+    n = len(names)
+    for basket in lists[:4]:
+        print("  " + (", ".join(names[item] for item in basket) or "(nothing)"))
+
+    width = min(n, d1 + d2)
+    baskets = pad_subsets(lists, n, width)
+    num_steps = 20 if options.quick else 1000 if options.data is None else 3000
+    law = fit(baskets, n, d1, d2, num_steps)
+
+    share = np.asarray(to_multihot(baskets, n)).mean(axis=0)
+    frequent = np.flatnonzero(share >= min(0.02, np.sort(share)[-min(n, 12)]))
+    number = 3 if options.data is None else 6
+    pairs = strongest_pairs(law, frequent, number)
+    report("Strongest attraction (bought together):", pairs[0], names, known and known[0])
+    report("Strongest repulsion (one instead of the other):", pairs[1], names, known and known[1])
+
+    print("\nWhat is missing in a basket:")
+    examples = [[names.index("bread")], [names.index("pasta"), names.index("tea")]] if known else lists[4:7]
+    for basket in examples:
+        complete(law, basket, names)
+    if held_out:
+        judge(law, held_out, share)
+
+    predicted = jax.jit(partial(NDPP.sample, sample_shape=(100 if options.quick else 1000,)))(law, random.key(2))
+    draw_figure(options.figure, baskets, predicted, names, pairs)
+    print(f"\nMean log-likelihood: {float(law.log_prob(baskets).mean()):.3f}", end="")
+    print(f" (truth {float(truth.log_prob(baskets).mean()):.3f})" if known else "")
+    print(f"Sizes, item frequencies and pairs are drawn in {options.figure} ({time.perf_counter() - start:.0f} s)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Which covariates enter a regression, when some are nearly copies of others: a latent subset with a repulsive prior.
+
+Twelve covariates come in four groups of three that measure nearly the same thing. Three of them, from three groups,
+make the response. The prior over which enter is an NDPP whose kernel is the covariates' own correlation matrix: subsets
+of covariates that say the same are unlikely. It stands against independent coins of the same expected number. In both
+models `SubsetGibbs` updates the subset and NUTS the noise and the scale of the weights; the weights are integrated out.
+"""
+
+import argparse
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import random
+from numpyro.infer import MCMC, NUTS, Gibbs
+
+from numpyro_ndpp import NDPP, SubsetGibbs, to_multihot
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+NUM_GROUPS, GROUP_SIZE, NUM_ROWS, EXPECTED_SIZE = 4, 3, 60, 3.0
+NUM_COVARIATES = NUM_GROUPS * GROUP_SIZE
+PRIORS = ("repulsive", "independent")
+
+
+def simulate(seed: int) -> tuple[jax.Array, jax.Array, list[int]]:
+    """Covariates, response, and which covariates made it."""
+    keys = random.split(random.key(seed), 4)
+    base = jnp.repeat(random.normal(keys[0], (NUM_ROWS, NUM_GROUPS)), GROUP_SIZE, axis=1)
+    X = base + 0.45 * random.normal(keys[1], (NUM_ROWS, NUM_COVARIATES))
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    members = random.randint(keys[2], (3,), 0, GROUP_SIZE)
+    true = [GROUP_SIZE * group + int(members[group]) for group in range(3)]
+    y = X[:, jnp.array(true)] @ jnp.array([1.0, -1.0, 1.0]) + 1.2 * random.normal(keys[3], (NUM_ROWS,))
+    return X, y - y.mean(), true
+
+
+def prior_of(name: str, X) -> NDPP:
+    """L = q · correlation matrix, or q · identity: q such that three covariates are expected to enter."""
+    nothing = jnp.zeros((NUM_COVARIATES, 1)), jnp.zeros((1, 1))
+    V = jnp.linalg.cholesky(X.T @ X / len(X)) if name == "repulsive" else jnp.eye(NUM_COVARIATES)
+    return NDPP(V, *nothing).with_expected_size(EXPECTED_SIZE)
+
+
+def model(X, y, prior: NDPP) -> None:
+    mask = to_multihot(numpyro.sample("chosen", prior), NUM_COVARIATES)
+    noise = numpyro.sample("noise", dist.LogNormal(0, 0.5))
+    scale = numpyro.sample("scale", dist.LogNormal(0, 0.5))
+    # weights ~ Normal(0, scale²), integrated out
+    chosen = scale * X * mask
+    covariance = noise**2 * jnp.eye(len(y)) + chosen @ chosen.T
+    numpyro.sample("y", dist.MultivariateNormal(0, covariance), obs=y)
+
+
+def sampler(num_samples: int) -> MCMC:
+    """The subset by SubsetGibbs, the rest by NUTS. The data are arguments: one compilation serves all data sets."""
+    kernel = Gibbs([(SubsetGibbs(model, "chosen"), ["chosen"]), (NUTS(model, max_tree_depth=4), None)])
+    return MCMC(kernel, num_warmup=num_samples // 2, num_samples=num_samples, progress_bar=False, jit_model_args=True)
+
+
+def posterior_inclusion(mcmc: MCMC, X, y, prior: NDPP) -> np.ndarray:
+    """P(a covariate enters | y)."""
+    mcmc.run(random.key(0), X, y, prior)
+    return np.asarray(to_multihot(mcmc.get_samples()["chosen"], NUM_COVARIATES)).mean(axis=0)
+
+
+def draw_figure(path: Path, inclusion: dict, true: list[int], found: dict) -> None:
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained", width_ratios=[2, 1])
+    for name, offset in zip(PRIORS, (-0.2, 0.2), strict=True):
+        axes[0].bar(np.arange(NUM_COVARIATES) + offset, inclusion[name], 0.4, label=f"{name} prior")
+    for item in true:
+        axes[0].axvspan(item - 0.5, item + 0.5, color="0.9", zorder=0)
+    for group in range(1, NUM_GROUPS):
+        axes[0].axvline(GROUP_SIZE * group - 0.5, color="0.6", linewidth=0.8)
+    axes[0].set(xlabel="covariate, in groups of near-copies (grey: true)", ylabel="P(enters | data)", ylim=(0, 1.05))
+    axes[0].set_xticks(range(NUM_COVARIATES))
+    axes[0].legend()
+    values = [np.mean(found[name]) for name in PRIORS]
+    axes[1].bar(PRIORS, values, color=["C0", "C1"])
+    axes[1].set(ylabel=f"true covariates found, of 3 (mean of {len(found[PRIORS[0]])})", ylim=(0, 3))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main(arguments: list[str] | None = None) -> dict[str, list[float]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--datasets", type=int, default=20, help="how many simulated data sets")
+    parser.add_argument("--figure", type=Path, default=Path("variable_selection.png"), help="file for the figure")
+    parser.add_argument("--quick", action="store_true", help="one data set and a few draws, to see that it runs")
+    options = parser.parse_args(arguments)
+    num_datasets, num_samples = (1, 50) if options.quick else (options.datasets, 1000)
+
+    mcmc = sampler(num_samples)
+    found: dict[str, list[float]] = {name: [] for name in PRIORS}
+    for seed in range(num_datasets):
+        X, y, true = simulate(seed)
+        inclusion = {name: posterior_inclusion(mcmc, X, y, prior_of(name, X)) for name in PRIORS}
+        for name in PRIORS:
+            best = np.argsort(-inclusion[name])[: len(true)]
+            found[name].append(len(set(best.tolist()) & set(true)))
+        line = ", ".join(f"{name} {found[name][-1]} of 3" for name in PRIORS)
+        print(f"data set {seed + 1}: true {true}; found by the {line}", flush=True)
+    print("mean:", {name: float(np.mean(found[name])) for name in PRIORS})
+    draw_figure(options.figure, inclusion, true, found)
+    print(f"The last data set and the means are drawn in {options.figure}")
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The examples run, in their quick setting, and write their figures; what they read is checked before any long work."""
+
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from numpyro_ndpp.datasets import load_baskets
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+DATA = Path(__file__).parents[2] / "shared" / "data" / "groceries.npz"
+
+
+def run(name, *arguments):
+    """The example's namespace after its main(); NumPyro and JAX may warn there as they do for users."""
+    module = runpy.run_path(str(EXAMPLES / f"{name}.py"))
+    return module["main"]([str(argument) for argument in arguments])
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", ["basket_completion", "bayesian_kernel", "variable_selection", "subset_guide"])
+def test_example_runs(name, tmp_path, capsys):
+    figure = tmp_path / "figure.png"
+    run(name, "--quick", "--figure", figure)
+    assert figure.stat().st_size > 10_000
+    assert str(figure) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["basket_completion", "bayesian_kernel", "variable_selection", "subset_guide"])
+def test_example_explains_itself(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(name, "--help")
+    assert stop.value.code == 0
+    assert "--figure" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("default")
+def test_baskets_from_text(tmp_path, capsys):
+    path, catalogue = tmp_path / "baskets.txt", tmp_path / "names.txt"
+    catalogue.write_text("milk\nsugar\ntea\nbread\n")
+    path.write_text("tea, milk\ntea, sugar\nbread\ntea, milk, bread\n" * 20)
+    run(
+        "basket_completion",
+        "--quick",
+        "--data",
+        path,
+        "--catalogue",
+        catalogue,
+        "--rank",
+        2,
+        2,
+        "--figure",
+        tmp_path / "f.png",
+    )
+    assert "Mean percentile rank" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_real_baskets_beat_popularity(tmp_path, capsys):
+    if not DATA.exists():
+        pytest.skip(f"no real baskets: {DATA.name} is not there")
+    run("basket_completion", "--data", DATA, "--figure", tmp_path / "figure.png")
+    lines = capsys.readouterr().out.splitlines()
+    ours = float(next(line for line in lines if line.startswith("Mean percentile rank")).split()[-1])
+    popular = float(next(line for line in lines if line.startswith("by popularity")).split()[-1])
+    assert ours > popular > 50
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_repulsive_prior_finds_more_true_covariates(tmp_path):
+    found = run("variable_selection", "--figure", tmp_path / "figure.png")
+    difference = np.array(found["repulsive"]) - np.array(found["independent"])
+    assert len(difference) == 20
+    assert difference.mean() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_guide_comes_near_the_evidence(tmp_path):
+    assert 0 <= run("subset_guide", "--figure", tmp_path / "figure.png") < 0.05
+
+
+# --- Files -----------------------------------------------------------------------------------------------------------
+
+
+def test_npz_and_text_agree(tmp_path):
+    np.savez(tmp_path / "b.npz", indptr=[0, 2, 3], indices=[2, 0, 1], items=["a", "b", "c"])
+    (tmp_path / "b.txt").write_text("2 0\n\n1\n")
+    (tmp_path / "named.txt").write_text("c, a\nb\n")
+    npz, text = load_baskets(tmp_path / "b.npz"), load_baskets(tmp_path / "b.txt")
+    named = load_baskets(tmp_path / "named.txt", catalogue=["a", "b", "c"])
+    assert npz.baskets == text.baskets == named.baskets == [[0, 2], [1]]
+    assert npz.items == named.items == ["a", "b", "c"]
+    assert text.items == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "message"),
+    [
+        ("", {}, "has no baskets"),
+        ("\n \n", {}, "has no baskets"),
+        ("1 2\n3 tea\n", {}, "line 2: 'tea' is no item number; names need a catalogue"),
+        ("1 -2\n", {}, "line 1: '-2' is no item number"),
+        ("tea\nmilk, rum\n", {"catalogue": ["tea", "milk"]}, "line 2: 'rum' is not in the catalogue"),
+        ("1 2\n\n1 2 3 4\n", {"max_size": 3}, "line 3: 4 items, but at most 3 are allowed"),
+    ],
+)
+def test_bad_text(text, settings, message, tmp_path):
+    path = tmp_path / "baskets.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load_baskets(path, **settings)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"indptr": [0, 1], "indices": [0]}, "has no array 'items'"),
+        ({"indptr": [0, 2, 1], "indices": [0], "items": ["a"]}, "indptr must rise from 0 to the length of indices, 1"),
+        ({"indptr": [0, 1, 2], "indices": [0, 5], "items": ["a"]}, "basket 1: item 5; items must be 0 to 0"),
+        ({"indptr": [0], "indices": [], "items": ["a"]}, "has no baskets"),
+    ],
+)
+def test_bad_npz(arrays, message, tmp_path):
+    np.savez(tmp_path / "baskets.npz", **arrays)
+    with pytest.raises(ValueError, match=message):
+        load_baskets(tmp_path / "baskets.npz")
+
+
+def test_bad_data_stops_the_example_at_once(tmp_path):
+    path = tmp_path / "baskets.txt"
+    path.write_text(" ".join(str(item) for item in range(80)) + "\n")
+    with pytest.raises(ValueError, match="line 1: 80 items, but at most 60 are allowed"):
+        run("basket_completion", "--data", path)
