@@ -135,8 +135,11 @@ def draw_figure(path: Path, baskets, predicted, names: list[str], pairs: tuple[l
     shares = [np.asarray(to_multihot(values, n)).mean(axis=0) for values in (baskets, predicted)]
     axes[1].plot([0, max(map(np.max, shares))], [0, max(map(np.max, shares))], color="0.7", zorder=0)
     axes[1].scatter(*shares, s=18)
-    for item in np.argsort(-shares[0])[:6]:
-        axes[1].annotate(names[item], (shares[0][item], shares[1][item]), fontsize=8, ha="right", va="bottom")
+    labelled: list[float] = []
+    for item in np.argsort(-shares[0])[:12]:
+        if all(abs(shares[0][item] - other) > 0.06 * shares[0].max() for other in labelled):
+            axes[1].annotate(names[item] + " ", (shares[0][item], shares[1][item]), fontsize=8, ha="right", va="bottom")
+            labelled.append(shares[0][item])
     axes[1].set(xlabel="share of baskets with an item, data", ylabel="the same, predicted")
 
     bars = [*pairs[0], *reversed(pairs[1])]
@@ -146,7 +149,7 @@ def draw_figure(path: Path, baskets, predicted, names: list[str], pairs: tuple[l
     axes[2].set_yticks(range(len(bars)), labels, fontsize=8)
     axes[2].invert_yaxis()
     axes[2].axvline(0, color="0.3", linewidth=0.8)
-    axes[2].set(xlabel="log-odds of being together: attraction > 0, repulsion < 0")
+    axes[2].set(xlabel="attraction (log-odds of being together)")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)

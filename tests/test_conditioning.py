@@ -66,7 +66,7 @@ def test_conditional_ndpp_equals_enumeration(name):
 
 
 @pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("k", [3, 4])
+@pytest.mark.parametrize("k", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_conditional_kndpp_equals_enumeration(name, k):
     for include, exclude in GIVENS[: 2 if k == 3 else 3]:
         law = KNDPP(*PARTS[name], k=k).condition(include, exclude)

@@ -40,19 +40,8 @@ def test_baskets_from_text(tmp_path, capsys):
     path, catalogue = tmp_path / "baskets.txt", tmp_path / "names.txt"
     catalogue.write_text("milk\nsugar\ntea\nbread\n")
     path.write_text("tea, milk\ntea, sugar\nbread\ntea, milk, bread\n" * 20)
-    run(
-        "basket_completion",
-        "--quick",
-        "--data",
-        path,
-        "--catalogue",
-        catalogue,
-        "--rank",
-        2,
-        2,
-        "--figure",
-        tmp_path / "f.png",
-    )
+    names = ("--catalogue", catalogue, "--rank", 2, 2)
+    run("basket_completion", "--quick", "--data", path, *names, "--figure", tmp_path / "figure.png")
     assert "Mean percentile rank" in capsys.readouterr().out
 
 

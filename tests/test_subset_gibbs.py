@@ -181,8 +181,10 @@ def run(kernel, *args, num_samples=NUM_SAMPLES, num_chains=50, extra_fields=(), 
 
 def ways_and_sizes(*quick):
     """Both ways, fixed and varying size; the others than these are slow."""
-    for way, k in itertools.product(["Gibbs", "HMCGibbs"], [3, None]):
-        yield pytest.param(way, k, marks=[] if (way, k) in quick else pytest.mark.slow)
+    return [
+        pytest.param(way, k, marks=[] if (way, k) in quick else pytest.mark.slow)
+        for way, k in itertools.product(["Gibbs", "HMCGibbs"], [3, None])
+    ]
 
 
 @pytest.mark.parametrize(("way", "k"), ways_and_sizes(("Gibbs", None), ("HMCGibbs", 3)))
