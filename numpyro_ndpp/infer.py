@@ -19,6 +19,7 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 from numpyro import handlers
@@ -33,6 +34,9 @@ from numpyro_ndpp.subsets import items_of_mask, to_multihot
 __all__ = ["SubsetGibbs", "SubsetGibbsState"]
 
 Values = dict[str, Array]
+
+
+_walk_for_moves = jax.jit(UpDown().for_moves, static_argnums=3)
 
 
 class SubsetGibbsState(NamedTuple):
@@ -229,10 +233,11 @@ class SubsetGibbs(MCMCKernel):
             # The prior's own, which is not used, is not computed either once this is compiled.
             return sum((value for site, value in log_probs.items() if site != name), jnp.zeros(()))
 
-        walker = copy.copy(base)
-        walker.sampler, walker._prepared, walker._cached = UpDown(), None, None
-        walk = walker._state()
-        propose = self._proposal(base, walk)
+        with jax.ensure_compile_time_eval():  # a kernel that does not change is prepared once
+            X, W, pinned = (*lax.stop_gradient((base.X, base.W)), base._pinned)
+            concrete = all(map(not_jax_tracer, (X, W, pinned)))
+            walk = _walk_for_moves(X, W, pinned, width) if concrete else None
+        propose = self._proposal(base, _walk_for_moves(X, W, pinned, width) if walk is None else walk)
 
         def move(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             subset, current, total = carry

@@ -4,6 +4,7 @@ import itertools
 from functools import cache
 
 import numpy as np
+import pytest
 
 N = 10
 
@@ -74,8 +75,16 @@ KERNELS = {
     "scaled 1e6": (_scaled(1e6), 8),
     "cond(C) 1e6": (_conditioned(1e6), 8),
 }
+# Where formulas fail first; the rest of the table is as often left to the slow tests.
+HARDEST = ("ordinary", "skew", "near skew", "skew pairs and V", "repeated rows")
 PARTS = {name: tuple(parts) for name, (parts, _) in KERNELS.items()}
 TRUE_RANK = {name: rank for name, (_, rank) in KERNELS.items()}
+
+
+def table(*left_out: str) -> list:
+    """The names of all kernels but some, as parameters of a test; all but the hardest are slow."""
+    names = (name for name in KERNELS if name not in left_out)
+    return [pytest.param(name, marks=[] if name in HARDEST else pytest.mark.slow) for name in names]
 
 
 def all_subsets(n: int, low: int = 0, high: int | None = None) -> list[tuple[int, ...]]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chi_square import chi_square_p_value
-from kernels import KERNELS, PARTS, TRUE_RANK, N, all_subsets, enumerated_minors, inclusion, sizes
+from kernels import PARTS, TRUE_RANK, N, all_subsets, enumerated_minors, inclusion, sizes, table
 
 from numpyro_ndpp import KNDPP, NDPP, Cholesky, Contour, Rejection, UpDown, pad_subsets, to_multihot
 
@@ -58,14 +58,14 @@ def check_law(law, expected):
     np.testing.assert_allclose(np.exp(law.size_log_prob()), sizes(expected, length), atol=1e-10)
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", table())
 def test_conditional_ndpp_equals_enumeration(name):
     for include, exclude in GIVENS:
         law = NDPP(*PARTS[name]).condition(include, exclude)
         check_law(law, conditional(name, include, exclude))
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", table())
 @pytest.mark.parametrize("k", [3, pytest.param(4, marks=pytest.mark.slow)])
 def test_conditional_kndpp_equals_enumeration(name, k):
     for include, exclude in GIVENS[: 2 if k == 3 else 3]:
@@ -83,7 +83,7 @@ def test_limits_on_the_size_are_those_of_the_whole_subset(name):
     check_law(law, conditional(name, [3], [], 3, 3))
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", table())
 def test_marginals_equal_enumeration(name):
     sets = all_subsets(N, 0, 3)
     padded = pad_subsets(sets, N)
@@ -101,7 +101,7 @@ def test_marginals_equal_enumeration(name):
         np.testing.assert_allclose(unpadded, expected[-5:], atol=1e-10)
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", table())
 def test_next_items_equal_enumeration(name):
     minors = minors_above_rounding(name)
     sets = [s for s in all_subsets(N, 0, 5) if len(s) < TRUE_RANK[name]]

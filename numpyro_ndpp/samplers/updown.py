@@ -602,6 +602,16 @@ class UpDown:
             size_logits = log_weights_of_sizes(W, C, Pinned.of(X, items), min_size, max_size)
             starts = greedy_subsets(X, W, C, size_logits[: width + 1] > -jnp.inf, items)
             size_logits = _without_phantom_sizes(size_logits, starts, n)
+        return self._walk(tree, W, items, starts, size_logits)
+
+    def for_moves(self, X: Array, W: Array, pinned: Array, width: int) -> Walk:
+        """The walk of one kernel for :meth:`Walk.move` alone: without starts and the law of the size. O(n d²) once."""
+        starts = jnp.full(width, len(X), jnp.int32)
+        return self._walk(build_tree(X, self.leaf_size), W, pinned, starts, None)
+
+    def _walk(self, tree: Tree, W: Array, items: Array, starts: Array, size_logits: Array | None) -> Walk:
+        X, C = tree.X, tree.gram
+        n = len(X)
         # The law of a given size does not depend on the scale of the kernel; entries of about one overflow nowhere.
         scale = jnp.trace(C) / n * jnp.linalg.norm(W)
         scale = jnp.where(scale > 0, scale, 1.0)
