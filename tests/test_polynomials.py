@@ -94,7 +94,7 @@ def test_zero_above_the_true_rank_and_nowhere_else(name, dtype):
     np.testing.assert_allclose(polynomials.log_esps(W, C), expected, **tolerance)
     rank = min(10, d)
     nodes = polynomials.num_nodes(0, rank, rank)
-    one_size = jax.jit(jax.vmap(lambda k: polynomials._log_circle_sum(W, C, k, k, k[None], nodes)))
+    one_size = jax.jit(jax.vmap(lambda k: polynomials._log_circle_sum(W, C, None, k, k, k[None], nodes)))
     np.testing.assert_allclose(one_size(jnp.arange(1, rank + 1)), expected[1 : rank + 1], **tolerance)
 
 
@@ -110,7 +110,7 @@ def test_number_of_nodes_suits_one_size():
 @pytest.mark.parametrize("name", ["ordinary", "near skew", "scaled 1e6", "scaled 1e-6", "cond(C) 1e6"])
 def test_scale_of_a_mean_size(name, mean_size):
     W, C = factors(name)
-    M = polynomials.balanced_product(W, C)
+    M = polynomials.pencil(W, C)
     log_scale = polynomials.log_scale_of_mean_size(W, C, mean_size, 0, 8, 8)
     np.testing.assert_allclose(polynomials.size_moments(M, log_scale)[0], mean_size, rtol=1e-6)
     rough = polynomials.solve_log_scale(M, mean_size)
