@@ -158,7 +158,10 @@ class SubsetDistribution(Distribution):
         else:
             draws = self.sampler.sample(state, keys[0])
         draws = draws.reshape(self.shape(tuple(sample_shape)))
-        if not_jax_tracer(draws) and (draws < 0).any():
+        failed = not_jax_tracer(draws) and bool((draws < 0).any())
+        if self.max_size == 0 and not_jax_tracer(self.log_normalizer):  # a value without items cannot show it
+            failed = bool((self.log_normalizer == -jnp.inf).any())
+        if failed:
             failure = self.sampler.failure(state) if hasattr(self.sampler, "failure") else "they have probability zero"
             raise ValueError(
                 f"no subset of {self._sizes_in_words()} items could be drawn by {self.sampler} from this kernel: "
@@ -265,9 +268,7 @@ class SubsetDistribution(Distribution):
         if num_rows == 0:
             return polynomials.log_sum_esp(W, C, low, high, rank)
         if num_certain >= low and high == rank:
-            items = jnp.sort(jnp.where(pinned.present, jnp.arange(num_rows), num_rows))
-            log_marginal = log_minors(pinned.rows, marginal_matrix(W, C), items[None])[0]
-            return polynomials.log_sum_esp(W, C, 0, rank, rank) + log_marginal
+            return polynomials.log_sum_esp(W, C, 0, rank, rank) + pinned.log_prob(marginal_matrix(W, C))
         fixed = low == high and num_certain == num_rows <= high
         return polynomials.log_sum_esp_given(W, C, pinned, low, high, rank, fixed)
 
@@ -302,8 +303,10 @@ class SubsetDistribution(Distribution):
         """
 
         def of_kernel(X: Array, W: Array, C: Array, pinned: Array) -> Array:
-            probs = quadratic_forms(X, jax.grad(self._log_normalizer, argnums=1)(W, C, Pinned.of(X, pinned)))
-            return probs.at[pinned].set(0.0, mode="drop")
+            log_sum, slope = jax.value_and_grad(self._log_normalizer, argnums=1)(W, C, Pinned.of(X, pinned))
+            probs = quadratic_forms(X, slope)
+            # Beside items that are never there together nothing is.
+            return jnp.where(jnp.isfinite(log_sum), probs, 0.0).at[pinned].set(0.0, mode="drop")
 
         return self._per_kernel(of_kernel, "(n)")
 
@@ -421,7 +424,9 @@ class SubsetDistribution(Distribution):
                 f"include must have no padding where the size is fixed (it sets a shape), got {include.tolist()} for "
                 f"{n} items"
             )
-        largest = int(counts.max()) if not_jax_tracer(include) and counts.size else 0 if padded else num_new
+        largest = num_new  # a fixed size makes padding impossible
+        if low < high and padded:
+            largest = int(counts.max()) if not_jax_tracer(counts) and counts.size else 0
         if self._num_certain + largest > high:
             raise ValueError(
                 f"include has {largest} items"
@@ -429,7 +434,7 @@ class SubsetDistribution(Distribution):
                 + f", but subsets have at most {high}"
             )
         if all(map(not_jax_tracer, (include, exclude, together))):
-            self._check_apart(include, exclude, together)
+            self._check_apart(exclude, together)
         # A fixed size makes padding impossible; else what is not seen may be padding.
         certain = num_new if low == high or not padded else int(counts.min()) if not_jax_tracer(counts) else 0
         X = self.X
@@ -449,14 +454,14 @@ class SubsetDistribution(Distribution):
             validate_args=self._validate_args,
         )
 
-    def _check_apart(self, include: Array, exclude: Array, together: Array) -> None:
+    def _check_apart(self, exclude: Array, together: Array) -> None:
         n = self.num_items
         repeated = (together[..., 1:] == together[..., :-1]) & (together[..., 1:] < n)
         if repeated.any():
             raise ValueError(f"include: item {int(together[..., 1:][repeated][0])} has been included already")
-        both = (include[..., :, None] == exclude[..., None, :]) & (include < n)[..., :, None]
+        both = (together[..., :, None] == exclude[..., None, :]) & (together < n)[..., :, None]
         if both.any():
-            item = jnp.broadcast_to(include[..., :, None], both.shape)[both][0]
+            item = jnp.broadcast_to(together[..., :, None], both.shape)[both][0]
             raise ValueError(f"include and exclude both name item {int(item)}")
 
     def greedy(self, k: int | None = None, *, num_exchanges: int = 0) -> Array:
@@ -481,7 +486,9 @@ class SubsetDistribution(Distribution):
 
         def of_kernel(X: Array, W: Array, C: Array, pinned: Array) -> Array:
             if pinned.size:
-                return greedy_given(X, W, pinned, low, high)
+                number = jnp.sum(pinned < self.num_items)
+                limits = self._whole_sizes if k is None else (low + number, high + number)
+                return greedy_given(X, W, C, pinned, *limits, high)
             items = greedy_map(X, W, C, low, high)
             return exchange(X, W, items, num_exchanges) if num_exchanges and high else items
 

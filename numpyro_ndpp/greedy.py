@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ndpp.kernel import gram, log_minor, quadratic_forms
+from numpyro_ndpp.kernel import log_minor, quadratic_forms
 from numpyro_ndpp.linalg import matmul
 
 # A gain is taken for zero within this many units of rounding of the terms that were subtracted to give it.
@@ -58,12 +58,15 @@ def _conditioned(X: Array, W: Array, subset: Array) -> Array:
     return W - matmul(matmul(W, rows.T), jnp.linalg.solve(L, left))
 
 
-def _best_pair(X: Array, C: Array, W: Array, member: Array) -> tuple[Array, Array]:
-    """Items (2,) of a pair of large determinant under the kernel X W Xᵀ, and that determinant (zero if to rounding)."""
+def _best_pair(X: Array, C: Array, W: Array, member: Array, first: Array) -> tuple[Array, Array]:
+    """Items (2,) of a pair of large determinant under the kernel X W Xᵀ, and that determinant (zero if to rounding).
+
+    :param first: which items (n,) may be the first of the two.
+    """
     eps = jnp.finfo(X.dtype).eps
     WC = matmul(W, C)
     sums = quadratic_forms(X, jnp.trace(WC) * W - matmul(WC, W))
-    a = jnp.argmax(jnp.where(member, -jnp.inf, sums))
+    a = jnp.argmax(jnp.where(member | ~first, -jnp.inf, sums))
     x = X[a]
     product = jnp.dot(x, matmul(W, x)) * quadratic_forms(X, W)
     cross = matmul(X, matmul(W, x)) * matmul(X, matmul(W.T, x))
@@ -95,14 +98,20 @@ def _add(X: Array, run: _Run, items: Array) -> _Run:
     )
 
 
-def _greedy_run(X: Array, W: Array, C: Array, min_size: Array | int, max_size: Array | int, width: int) -> _Run:
+def _greedy_run(
+    X: Array, W: Array, C: Array, pinned: Array, min_size: Array | int, max_size: Array | int, width: int
+) -> _Run:
+    """A run that takes the pinned items (j,) first, alone or each with the best partner."""
     n, eps = len(X), jnp.finfo(X.dtype).eps
+    required = _is_member(pinned, n)
 
     def step(run: _Run) -> _Run:
         # Up to the smallest size any positive determinant will do, from there on it has to grow.
         threshold = jnp.where(run.size < min_size, 0.0, 1.0).astype(X.dtype)
         member = _is_member(run.subset, n)
-        positive = (run.gains > _ROUNDING_UNITS * eps * run.scale) & ~member
+        missing = required & ~member
+        allowed = missing | ~jnp.any(missing)
+        positive = (run.gains > _ROUNDING_UNITS * eps * run.scale) & ~member & allowed
         gains = jnp.where(positive, run.gains, -jnp.inf)
         best = jnp.argmax(gains)
 
@@ -110,7 +119,7 @@ def _greedy_run(X: Array, W: Array, C: Array, min_size: Array | int, max_size: A
             return _add(X, run, jnp.stack([best, jnp.asarray(n, best.dtype)]))
 
         def pair() -> _Run:
-            items, minor = _best_pair(X, C, run.W, member)
+            items, minor = _best_pair(X, C, run.W, member, allowed)
             fits = (minor > threshold) & (run.size + 2 <= max_size)
             return lax.cond(fits, lambda: _add(X, run, items), lambda: run._replace(stuck=jnp.asarray(True)))
 
@@ -129,7 +138,7 @@ def _greedy_run(X: Array, W: Array, C: Array, min_size: Array | int, max_size: A
     return lax.while_loop(lambda run: ~run.stuck & (run.size < max_size), step, start)
 
 
-def _swap_one_for_pair(X: Array, W: Array, C: Array, subset: Array, size: Array) -> Array:
+def _swap_one_for_pair(X: Array, W: Array, C: Array, pinned: Array, subset: Array, size: Array) -> Array:
     """A subset one larger than the given one: the best that is had by dropping one item and adding a pair.
 
     A run that is one item short of its size with only pairs left to add has taken the wrong parity of single items.
@@ -139,8 +148,9 @@ def _swap_one_for_pair(X: Array, W: Array, C: Array, subset: Array, size: Array)
     def without(i: Array) -> tuple[Array, Array]:
         rest = jnp.sort(subset.at[i].set(n))
         log_rest = log_minor(X, W, rest)
-        possible = jnp.isfinite(log_rest) & (i < size)
-        items, minor = _best_pair(X, C, _conditioned(X, W, jnp.where(possible, rest, n)), _is_member(rest, n))
+        possible = jnp.isfinite(log_rest) & (i < size) & ~jnp.isin(subset[i], pinned)
+        conditioned = _conditioned(X, W, jnp.where(possible, rest, n))
+        items, minor = _best_pair(X, C, conditioned, _is_member(rest, n), jnp.ones(n, bool))
         larger = rest.at[size - 1 + jnp.arange(2)].set(items, mode="drop")
         return larger, jnp.where(possible, log_rest + jnp.log(minor), -jnp.inf)
 
@@ -149,11 +159,13 @@ def _swap_one_for_pair(X: Array, W: Array, C: Array, subset: Array, size: Array)
     return jnp.where(jnp.isfinite(log_minors[best]), subsets[best], subset)
 
 
-def _repaired_run(X: Array, W: Array, C: Array, min_size: Array | int, max_size: Array | int, width: int) -> Array:
+def _repaired_run(
+    X: Array, W: Array, C: Array, pinned: Array, min_size: Array | int, max_size: Array | int, width: int
+) -> Array:
     """The items (width,) of a greedy run; if it ended one short of ``min_size``, a subset of that size instead."""
-    run = _greedy_run(X, W, C, min_size, max_size, width)
+    run = _greedy_run(X, W, C, pinned, min_size, max_size, width)
     one_short = run.stuck & (run.size == min_size - 1) & (run.size > 0)
-    return lax.cond(one_short, lambda: _swap_one_for_pair(X, W, C, run.subset, run.size), lambda: run.subset)
+    return lax.cond(one_short, lambda: _swap_one_for_pair(X, W, C, pinned, run.subset, run.size), lambda: run.subset)
 
 
 @partial(jax.jit, static_argnames=("min_size", "max_size"))
@@ -165,15 +177,8 @@ def greedy_map(X: Array, W: Array, C: Array, min_size: int, max_size: int) -> Ar
     """
     if max_size == 0:
         return jnp.zeros(0, jnp.int32)
-    return jnp.sort(_repaired_run(X, W, C, min_size, max_size, max_size)).astype(jnp.int32)
-
-
-def _emphasized(X: Array, pinned: Array) -> Array:
-    """The features with those of pinned items so large that a greedy run takes these first, alone or in pairs.
-
-    What the others gain beside them does not change.
-    """
-    return X.at[pinned].multiply(jnp.finfo(X.dtype).eps ** -0.25, mode="drop")
+    none = jnp.zeros(0, jnp.int32)
+    return jnp.sort(_repaired_run(X, W, C, none, min_size, max_size, max_size)).astype(jnp.int32)
 
 
 def _others(items: Array, pinned: Array, n: int, width: int) -> Array:
@@ -183,13 +188,16 @@ def _others(items: Array, pinned: Array, n: int, width: int) -> Array:
     return others[:width].astype(jnp.int32)
 
 
-@partial(jax.jit, static_argnames=("min_size", "max_size"))
-def greedy_given(X: Array, W: Array, pinned: Array, min_size: int, max_size: int) -> Array:
-    """Greedy MAP subset (max_size,) of other items than the pinned ones (j,), beside these."""
-    n, number, width = len(X), jnp.sum(pinned < len(X)), max_size + len(pinned)
-    X = _emphasized(X, pinned)
-    items = _repaired_run(X, W, gram(X), min_size + number, max_size + number, width)
-    return _others(items, pinned, n, max_size)
+@partial(jax.jit, static_argnames=("width",))
+def greedy_given(
+    X: Array, W: Array, C: Array, pinned: Array, min_size: Array | int, max_size: Array | int, width: int
+) -> Array:
+    """Greedy MAP subset (width,) of other items than the pinned ones (j,), beside these.
+
+    :param min_size, max_size: of the whole, pinned items included.
+    """
+    items = _repaired_run(X, W, C, pinned, min_size, max_size, width + len(pinned))
+    return _others(items, pinned, len(X), width)
 
 
 def greedy_subsets(X: Array, W: Array, C: Array, possible: Array, pinned: Array) -> Array:
@@ -203,15 +211,12 @@ def greedy_subsets(X: Array, W: Array, C: Array, possible: Array, pinned: Array)
     """
     n, most, number = len(X), len(possible) - 1, jnp.sum(pinned < len(X))
     width = most + len(pinned)
-    if len(pinned):
-        X = _emphasized(X, pinned)
-        C = gram(X)
-    run = _greedy_run(X, W, C, most + number, most + number, width)
+    run = _greedy_run(X, W, C, pinned, most + number, most + number, width)
 
     def of_size(argument: tuple[Array, Array]) -> Array:
         size, again = argument
         prefix = jnp.where(jnp.arange(width) < size, run.subset, n)
-        return lax.cond(again, lambda: _repaired_run(X, W, C, size, size, width), lambda: prefix)
+        return lax.cond(again, lambda: _repaired_run(X, W, C, pinned, size, size, width), lambda: prefix)
 
     def of_others(argument: tuple[Array, Array]) -> Array:
         size, wanted = argument

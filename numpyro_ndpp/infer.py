@@ -12,7 +12,7 @@ where r items are dropped, A is left, and s are added: the likelihood ratio alon
 probability is evaluated. The prior comes from the model's own trace, so that its kernel may depend on other sites.
 
 Where the size is fixed, two items are exchanged at a time. Where it varies, one of three kinds of moves is chosen at
-random: one item more or less, two items more or less (kernels that are skew have no single ones), two exchanged.
+random: one item more or less, two items more or less (kernels that are skew have no single ones), one or two exchanged.
 """
 
 import copy
@@ -163,7 +163,8 @@ class SubsetGibbs(MCMCKernel):
 
         def update(rng_key: Array, gibbs_sites: Values, hmc_sites: Values) -> Values:
             values = {name: gibbs_sites[name] for name in self.sites}
-            return self._update(rng_key, values, hmc_sites, model_args, model_kwargs)[0]
+            others = {name: value for name, value in gibbs_sites.items() if name not in self.sites}
+            return self._update(rng_key, values, {**hmc_sites, **others}, model_args, model_kwargs)[0]
 
         return update
 
@@ -188,6 +189,8 @@ class SubsetGibbs(MCMCKernel):
                 f"site {name!r} is in the plate {plates[0]!r}: SubsetGibbs updates one subset for each site; give "
                 "every subset a site of its own"
             )
+        if site["scale"] is not None:
+            raise ValueError(f"site {name!r} is scaled: SubsetGibbs draws from its law as it is")
         law = site["fn"]
         base = law.base_dist if isinstance(law, Multihot) else law
         if not isinstance(base, SubsetDistribution) or base.batch_shape:
@@ -206,7 +209,7 @@ class SubsetGibbs(MCMCKernel):
     ) -> tuple[Values, Array]:
         """New values of all sites, and the mean probability of acceptance."""
         kwargs = kwargs or {}
-        model = handlers.condition(handlers.substitute(self._model, others), others) if others else self._model
+        model = handlers.substitute(handlers.condition(self._model, others), others) if others else self._model
         model = handlers.seed(model, random.key(0))  # nothing is drawn: every site has its value
         accept_probs = []
         for name in self.sites:
@@ -266,7 +269,7 @@ class SubsetGibbs(MCMCKernel):
                 dropped = added = jnp.asarray(min(2, high))
             else:
                 kind = random.randint(kind_key, (), 0, 6)
-                # one more, one less, two more, two less, and exchanges twice as often as each
+                # one more, one less, two more, two less, two exchanged, one exchanged
                 dropped = jnp.array([0, 1, 0, 2, 2, 1])[kind]
                 added = jnp.array([1, 0, 2, 0, 2, 1])[kind]
             proposed, log_ratio = walk.move(key, subset, dropped, added)

@@ -83,6 +83,12 @@ class Pinned(NamedTuple):
     def number(self) -> Array:
         return jnp.sum(self.present)
 
+    def log_prob(self, Z: Array) -> Array:
+        """log det (X Z Xᵀ)_J, which is log P(J ⊆ S) if X Z Xᵀ is the marginal kernel; -inf where zero to rounding."""
+        num_rows = len(self.rows)
+        items = jnp.sort(jnp.where(self.present, jnp.arange(num_rows), num_rows))
+        return log_minors(self.rows, Z, items[None])[0]
+
 
 def marginal_given(W: Array, C: Array, pinned: Pinned) -> Array:
     """Z of the marginal kernel given the pinned items, Z - Z X_Jᵀ (X_J Z X_Jᵀ)⁻¹ X_J Z, which always exists. O(d³)."""

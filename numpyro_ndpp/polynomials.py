@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ndpp.kernel import Pinned, marginal_given
+from numpyro_ndpp.kernel import Pinned, marginal_given, marginal_matrix
 from numpyro_ndpp.linalg import column_lengths, matmul
 
 # The radius only has to be near the saddle point: half an item of mean size off costs no digit.
@@ -202,6 +202,8 @@ def _log_circle_sum(
     doubtful = (jnp.exp(log_radius) * norm * d * eps > 1) | (norm == 0)
     least = low if pinned is None else low + pinned.number
     possible = lax.cond(doubtful, lambda: true_rank(W, C) >= least, lambda: jnp.asarray(True)) & (high >= 0)
+    if pinned is not None:
+        possible &= lax.stop_gradient(pinned.log_prob(marginal_matrix(W, C))) > -jnp.inf
     # The identity stands in where there is nothing to sum, so that no gradient is ever NaN.
     identity = jnp.eye(d, dtype=dtype)
     A, M = jnp.where(possible, poly.constant, identity), jnp.where(possible, M, identity)
@@ -346,6 +348,7 @@ def _log_esps_given(W: Array, C: Array, rows: Array, present: Array, low: Array,
     rounding = 8 * d * eps
     # Nothing can be made of items that are not there together at all.
     possible = (sign > 0) & jnp.all(jnp.isfinite(p)) & jnp.all(jnp.abs(p) < 1 / jnp.sqrt(eps))
+    possible &= Pinned(rows, present).log_prob(marginal_matrix(W, C)) > -jnp.inf
     real, imag = jnp.real(p), jnp.imag(p)
     squared, squared_other = real**2 + imag**2, (1 - real) ** 2 + imag**2
 

@@ -267,6 +267,38 @@ def test_greedy_stands_beside_the_given_items():
     assert law.log_prob(items) > np.log(np.mean(list(conditional("ordinary", [3], [5], 4, 4).values())))
 
 
+def test_a_pinned_item_may_be_poor_or_like_another():
+    """A start has to hold the pinned items, however small their own gains are."""
+    V = np.diag([0.01, 1.0, 1.0, 1.0]).astype(np.float32)
+    V[2] = V[1] + np.float32(0.01) * V[3]
+    for include, k in (([0], 2), ([1, 2], 3)):
+        law = KNDPP(V, np.zeros((4, 1), np.float32), np.zeros((1, 1), np.float32), k=k).condition(include)
+        draws = law.sample(jax.random.key(0), (20,))
+        assert not np.isin(draws, include).any()
+        assert law.log_prob(law.mode) > -jnp.inf
+
+
+def test_the_smallest_number_of_others_of_a_skew_kernel():
+    law = KNDPP(*PARTS["skew"], k=2, sampler=Cholesky()).condition([3])
+    draws = np.asarray(draw_masks(law, jax.random.key(4)))
+    assert chi_square_p_value(conditional("skew", [3], [], 2, 2), draws) > 1e-4
+
+
+def test_mode_of_a_padded_batch_is_in_the_support():
+    law = NDPP(*PARTS["ordinary"], min_size=2, max_size=3).condition(pad_subsets([[0], [0, 1]], N))
+    assert (law.log_prob(law.mode) > -jnp.inf).all()
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
+def test_dependent_items_are_impossible(sampler):
+    V, B, D = (np.array(part) for part in PARTS["symmetric"])
+    V[2] = V[0] + V[1]
+    law = NDPP(V, B, D, sampler=sampler).condition([0, 1, 2])
+    assert (law.inclusion_probs() == 0).all()
+    with pytest.raises(ValueError, match="could be drawn"):
+        law.sample(jax.random.key(0))
+
+
 # --- Bad input -------------------------------------------------------------------------------------------------------
 
 
@@ -292,6 +324,12 @@ def test_more_bad_items():
         law.condition(list(range(9)))
     with pytest.raises(ValueError, match="item 3 has been included already"):
         law.condition([3]).condition([3])
+    with pytest.raises(ValueError, match="include and exclude both name item 3"):
+        law.condition([3]).condition(exclude=[3])
+    with pytest.raises(ValueError, match="include has 3 items, but subsets have at most 2"):
+        jax.jit(KNDPP(*PARTS["ordinary"], k=2).condition)(jnp.array([0, 1, 2]))
+    with pytest.raises(ValueError, match="could be drawn"):
+        KNDPP(*PARTS["zero rows"], k=1).condition([2]).sample(jax.random.key(0))
     with pytest.raises(TypeError, match="include must hold integer item numbers"):
         law.condition([0.5])
     with pytest.raises(ValueError, match="items has item 12"):

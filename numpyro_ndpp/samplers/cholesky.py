@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 
-from numpyro_ndpp.kernel import Pinned, gram, marginal_given
+from numpyro_ndpp.kernel import Pinned, gram, marginal_given, marginal_matrix
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.polynomials import log_scales_of_mean_size, log_weights_of_sizes
 from numpyro_ndpp.samplers.batching import pinned_items
@@ -112,8 +112,11 @@ class Cholesky:
         log_e = log_weights_of_sizes(W, C, rows, min_size, max_size)
         # Sizes beyond the limits, for the scales: a law restricted to one size has that mean at every scale.
         all_sizes = log_weights_of_sizes(W, C, rows, 0, len(W))
-        half_less = jnp.maximum(jnp.arange(len(log_e), dtype=X.dtype) - 0.5, 0.1)
-        log_scales = log_scales_of_mean_size(all_sizes, half_less)
+        sizes = jnp.arange(len(log_e))
+        known = all_sizes > -jnp.inf
+        least, most = jnp.min(jnp.where(known, sizes, len(sizes))), jnp.max(jnp.where(known, sizes, 0))
+        half_less = jnp.clip(sizes.astype(X.dtype) - 0.5, least + 0.1, jnp.maximum(most - 0.1, least + 0.1))
+        log_scales = jnp.where(least < most, log_scales_of_mean_size(all_sizes, half_less), 0.0)
         return CholeskyState(others, W, C, rows, log_e, log_scales, width)
 
     def draw(self, state: CholeskyState, key: Array) -> Array:
@@ -130,7 +133,7 @@ class Cholesky:
         if size_logits is None or log_scales is None:
             subset, size = sweep(0.0, key)
             # What is given may have probability zero.
-            return jnp.where(jnp.all(jnp.isfinite(marginal_given(W, C, state.pinned))), subset, -1)
+            return jnp.where(state.pinned.log_prob(marginal_matrix(W, C)) > -jnp.inf, subset, -1)
 
         size_key, key = random.split(key)
         wanted = random.categorical(size_key, size_logits)

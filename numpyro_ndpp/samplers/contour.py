@@ -86,7 +86,7 @@ class Factors(NamedTuple):
     left: Array  # (pages, d, 2, s, J)
     right: Array  # (pages, 2, s, J, d)
     weights: Array  # (2, J)
-    basis: Array  # (pages · s, d) orthonormal rows
+    basis: Array  # (pages · s, d) orthonormal rows; in float64 none
 
 
 @partial(
@@ -273,12 +273,17 @@ def _start(stage: Stage, size: Array | int, slots: int) -> Factors:
         left=jnp.zeros((num_pages, d, 2, slots, num_upper), dtype),
         right=jnp.zeros((num_pages, 2, slots, num_upper, d), dtype),
         weights=_turn(stage.weights, size * stage.angles),
-        basis=jnp.zeros((num_pages * slots, d), dtype),
+        basis=jnp.zeros((num_pages * slots if dtype == jnp.float32 else 0, d), dtype),
     )
 
 
 def _orthogonal_part(x: Array, basis: Array) -> Array:
-    """What of x (d,) is orthogonal to the rows of ``basis`` (m, d), of length one; nothing if x is zero."""
+    """What of x (d,) is orthogonal to the rows of ``basis`` (m, d), of length one; nothing if x is zero.
+
+    In float64, which has the digits, x itself.
+    """
+    if x.dtype == jnp.float64:
+        return x
     for _ in range(2):  # once more for what rounding has left
         x = x - matmul(matmul(basis, x), basis)
         length = jnp.sqrt(jnp.sum(x**2))
@@ -345,7 +350,7 @@ def _condition(factors: Factors, left: Complex, right: Complex, x: Array, slot: 
         left=factors.left.at[page, :, :, place].set(jnp.stack(left, axis=1)),
         right=factors.right.at[page, :, place].set(jnp.stack(right)),
         weights=jnp.where(active, _normalized(weights), factors.weights),
-        basis=factors.basis.at[slot].set(x),
+        basis=factors.basis.at[slot].set(x, mode="drop"),
     )
 
 
@@ -367,7 +372,8 @@ def _enter(tree: Tree, stage: Stage, size: Array | int, items: Array, slots: int
         before = jnp.where(jnp.arange(num_before)[:, None] < slot, rows, 0)
         return rows.at[slot].set(_orthogonal_part(rows[slot], before))
 
-    rows = lax.fori_loop(0, num_before, orthogonalize, rows)
+    if rows.dtype == jnp.float32:
+        rows = lax.fori_loop(0, num_before, orthogonalize, rows)
     lefts = matmul(rows, stage.left.reshape(-1, d).T).reshape(num_before, 2, d, num_upper)
     rights = matmul(rows, stage.right.reshape(-1, d).T).reshape(num_before, 2, num_upper, d)
 

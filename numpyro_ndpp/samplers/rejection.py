@@ -85,7 +85,9 @@ def _prepare(
         left = matmul(pinned.rows, What)
         minor = matmul(left, pinned.rows.T) + jnp.diag((~pinned.present).astype(X.dtype))
         sign, log_hat = jnp.linalg.slogdet(minor)
-        conditional = What - matmul(left.T, jnp.linalg.solve(jnp.where(sign > 0, minor, jnp.eye(len(minor))), left))
+        conditional = What - matmul(
+            left.T, jnp.linalg.solve(jnp.where(sign > 0, minor, jnp.eye(len(minor), dtype=X.dtype)), left)
+        )
         conditional = 0.5 * (conditional + conditional.T)
         log_hat = jnp.where(sign > 0, log_hat, -jnp.inf)
         log_weights = jax.nn.logsumexp(log_weights_of_sizes(W, C, pinned, min_size, max_size))

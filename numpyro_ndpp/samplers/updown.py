@@ -249,7 +249,7 @@ class Walk:
         new_size = size - num_dropped + num_added
         log_ratio = log_sums[num_added] - log_sums[num_dropped] + (num_added - num_dropped) * self.log_scale
         log_ratio += _log_choose(size, num_dropped) - _log_choose(new_size, num_added)
-        log_ratio = jnp.where(jnp.equal(num_dropped, num_added), 0.0, log_ratio)
+        log_ratio = jnp.where(jnp.equal(num_dropped, num_added), 0.0, log_ratio).astype(self.W.dtype)
         whole = jnp.sort(jnp.append(self.pinned, together))
         possible = (size >= num_dropped) & (new_size <= width) & (log_sums[num_dropped] > -jnp.inf)
         possible &= ((num_added < 1) | found_a) & ((num_added < 2) | found_b)
@@ -597,7 +597,10 @@ class UpDown:
         C = tree.gram
         size_logits = None
         if min_size == max_size and width == max_size - len(items):
-            starts = greedy_given(X, W, items, width, width) if len(items) else greedy_map(X, W, C, width, width)
+            if len(items):
+                starts = greedy_given(X, W, C, items, max_size, max_size, width)
+            else:
+                starts = greedy_map(X, W, C, width, width)
         else:
             size_logits = log_weights_of_sizes(W, C, Pinned.of(X, items), min_size, max_size)
             starts = greedy_subsets(X, W, C, size_logits[: width + 1] > -jnp.inf, items)
