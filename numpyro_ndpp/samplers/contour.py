@@ -350,7 +350,7 @@ def _condition(factors: Factors, left: Complex, right: Complex, x: Array, slot: 
         left=factors.left.at[page, :, :, place].set(jnp.stack(left, axis=1)),
         right=factors.right.at[page, :, place].set(jnp.stack(right)),
         weights=jnp.where(active, _normalized(weights), factors.weights),
-        basis=factors.basis.at[slot].set(x, mode="drop"),
+        basis=factors.basis.at[slot].set(x) if len(factors.basis) else factors.basis,
     )
 
 
