@@ -64,7 +64,7 @@ def test_repulsive_prior_finds_more_true_covariates(tmp_path):
     difference = np.array(found["repulsive"]) - np.array(found["independent"])
     assert len(difference) == 20
     assert difference.mean() > 0
-    assert (difference > 0).sum() > 2 * (difference < 0).sum()
+    assert (difference > 0).sum() >= 15  # a coin would do so in one case of fifty
 
 
 @pytest.mark.slow
