@@ -85,8 +85,6 @@ def _sample_kernels(sampler: Any, states: Any, keys: Array) -> Array:
 class SubsetDistribution(Distribution):
     """The law P(S) ∝ det L_S over the subsets of min_size to max_size items, L = X W Xᵀ."""
 
-    # What differs for a law that was conditioned: see the class below.
-
     reparametrized_params: ClassVar[list[str]] = []
     pytree_data_fields: tuple[str, ...] = ("_prepared",)
     pytree_aux_fields: tuple[str, ...] = ("min_size", "max_size", "sampler")

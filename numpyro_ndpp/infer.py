@@ -113,7 +113,7 @@ class SubsetGibbs(MCMCKernel):
     ) -> SubsetGibbsState:
         """The state at the values that the composite kernel has drawn from the prior."""
         self._num_warmup = num_warmup
-        laws = self._laws(rng_key, model_args, model_kwargs, {})
+        laws = self._laws(rng_key, model_args, model_kwargs)
         if not init_params or set(init_params) != set(self.sites):
             given = sorted(init_params or {})
             raise ValueError(f"SubsetGibbs starts at values of its sites {list(self.sites)}, got {given}")
@@ -159,7 +159,7 @@ class SubsetGibbs(MCMCKernel):
 
         :raises ValueError: for a site that is missing, observed, in a plate, or no distribution of subsets.
         """
-        self._laws(random.key(0), model_args, model_kwargs, {})
+        self._laws(random.key(0), model_args, model_kwargs)
 
         def update(rng_key: Array, gibbs_sites: Values, hmc_sites: Values) -> Values:
             values = {name: gibbs_sites[name] for name in self.sites}
@@ -170,10 +170,9 @@ class SubsetGibbs(MCMCKernel):
 
     # --- What both do ------------------------------------------------------------------------------------------------
 
-    def _laws(self, key: Array, args: tuple, kwargs: dict | None, others: Values) -> dict[str, Any]:
+    def _laws(self, key: Array, args: tuple, kwargs: dict | None) -> dict[str, Any]:
         """The distributions of the sites, from a trace of the model."""
-        model = handlers.seed(handlers.substitute(handlers.condition(self._model, others), others), key)
-        trace = handlers.trace(model).get_trace(*args, **(kwargs or {}))
+        trace = handlers.trace(handlers.seed(self._model, key)).get_trace(*args, **(kwargs or {}))
         return {name: self._law(trace, name) for name in self.sites}
 
     def _law(self, trace: dict[str, Any], name: str) -> Any:

@@ -31,8 +31,9 @@ _SMALLEST_GROUP = 8
 _SMALLEST_WIDTH = 6
 # The inverses are kept for the backward pass if all of them together are no larger than this, else computed again.
 _INVERSE_BYTES = 64 * 2**20
-# Length of the phantom items' features, as in the walk, and the golden section.
-_BORDER = 0.1
+# Features of the phantom items. Large ones keep a singular L_A farthest from trouble, small ones disturb a regular one
+# least; a tenth of the items' own is the best of both in float32, and in float64 it hardly matters.
+BORDER = 0.1
 _GOLDEN_SECTION = 0.6180339887498949
 # A determinant is taken for zero within so many units of rounding of the terms that were subtracted to give it.
 _ROUNDING_UNITS = 32
@@ -172,7 +173,7 @@ def _bordered_next_minors(own: Array, minor: Array, present: Array, from_items: 
     m, dtype = len(minor), minor.dtype
     # Directions spread by the golden section: no two items share one.
     angle = math.pi * ((jnp.arange(m, dtype=dtype) * _GOLDEN_SECTION) % 1.0)
-    G = _BORDER * jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1) * present[:, None]
+    G = BORDER * jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1) * present[:, None]
     N = jnp.linalg.inv(minor + matmul(G, G.T))
     E = jnp.eye(2, dtype=dtype) - matmul(G.T, matmul(N, G))
     det_E = determinant(E)

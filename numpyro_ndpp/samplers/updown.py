@@ -45,7 +45,7 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 
 from numpyro_ndpp.greedy import greedy_given, greedy_map, greedy_subsets
-from numpyro_ndpp.kernel import Pinned, log_minor, log_minors
+from numpyro_ndpp.kernel import BORDER, Pinned, log_minor, log_minors
 from numpyro_ndpp.linalg import adjugate, determinant, matmul, thin_product
 from numpyro_ndpp.polynomials import log_weights_of_sizes
 from numpyro_ndpp.samplers.batching import chunk_size, draws_of_varying_size, in_chunks, pinned_items
@@ -65,9 +65,6 @@ from numpyro_ndpp.samplers.tree import (
 UPS = ("direct", "rejection", "naive")
 INITS = ("greedy", "uniform")
 
-# Features of the phantom items. Large ones keep a singular L_A farthest from trouble, small ones disturb a regular one
-# least; a tenth of the items' own is the best of both in float32, and in float64 it hardly matters.
-_BORDER = 0.1
 # Proposals before the rejection operator hands over to the direct one.
 _MAX_PROPOSALS = 1000
 # Items at a time in the preprocessing.
@@ -187,10 +184,7 @@ class Walk:
         drop_key, *up_keys = random.split(key, 3)
         size = jnp.sum(state.subset[first:] < n)
         uniforms = random.uniform(drop_key, (width + 2,), self.W.dtype)
-        i = jnp.floor(uniforms[0] * size).astype(jnp.int32)
-        j = jnp.floor(uniforms[1] * (size - 1)).astype(jnp.int32)
-        j = first + j + (j >= i)
-        i = first + i
+        i, j = self._two_slots(uniforms[:2], size)
         slot = jnp.arange(width)
         kept = (state.subset < n) & (slot != i) & (slot != j)
 
@@ -228,10 +222,7 @@ class Walk:
         first, slot = len(self.pinned), jnp.arange(len(self.pinned) + width)
         size = jnp.sum(state.subset[first:] < n)
         uniforms = random.uniform(drop_key, (len(slot) + 2,), self.W.dtype)
-        i = jnp.floor(uniforms[0] * size).astype(jnp.int32)
-        j = jnp.floor(uniforms[1] * (size - 1)).astype(jnp.int32)
-        j = first + j + (j >= i)
-        i = first + i
+        i, j = self._two_slots(uniforms[:2], size)
         dropped = ((slot == i) & (num_dropped >= 1)) | ((slot == j) & (num_dropped == 2))
         bordered = self._border(state, (state.subset < n) & ~dropped, uniforms[2:])
 
@@ -255,6 +246,12 @@ class Walk:
         possible &= ((num_added < 1) | found_a) & ((num_added < 2) | found_b)
         possible &= log_minor(self.tree.X, self.W, whole) > -jnp.inf
         return jnp.where(possible, together[:width], subset), jnp.where(possible, log_ratio, -jnp.inf)
+
+    def _two_slots(self, uniforms: Array, size: Array) -> tuple[Array, Array]:
+        """Two different slots out of the ``size`` that follow those of the pinned items, from two uniform numbers."""
+        i = jnp.floor(uniforms[0] * size).astype(jnp.int32)
+        j = jnp.floor(uniforms[1] * (size - 1)).astype(jnp.int32)
+        return len(self.pinned) + i, len(self.pinned) + j + (j >= i)
 
     def _first(self, state: ChainState, bordered: _Bordered) -> Array:
         """The symmetric part of M."""
@@ -282,7 +279,7 @@ class Walk:
         scale = jnp.where(kept, self.item_scale.at[state.subset].get(mode="fill", fill_value=0), 0.0)
         # Directions spread evenly, in random order: no two items share one, no vector is orthogonal to all for long.
         angle = math.pi * jnp.sum(uniforms[:, None] > uniforms, axis=1, dtype=dtype) / width
-        G = _BORDER * jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1) * kept[:, None]
+        G = BORDER * jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1) * kept[:, None]
         L = matmul(state.right[0], self._features(state.subset).T)
         regular = L * scale[:, None] * scale + thin_product(G, G.T) + jnp.diag((~kept).astype(dtype))
         inverse = jnp.linalg.inv(regular)
