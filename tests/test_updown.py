@@ -14,7 +14,7 @@ from chi_square import chi_square_p_value
 from kernels import KERNELS, PARTS, TRUE_RANK, N, all_subsets, dense_kernel, enumerated_law
 from scipy import stats
 
-from numpyro_ndpp import KNDPP, NDPP, Cholesky, UpDown, distributions, to_multihot
+from numpyro_ndpp import KNDPP, NDPP, Cholesky, UpDown, base, to_multihot
 from numpyro_ndpp.samplers import batching, updown
 from numpyro_ndpp.samplers.proposal import (
     decompose,
@@ -379,11 +379,11 @@ def test_work_of_a_step_hardly_grows_with_the_number_of_items():
 def test_nothing_is_compiled_again_for_another_key_or_kernel():
     laws = [factored(name, 4) for name in ("ordinary", "near skew", "zero rows")]
     laws[0].sample(jax.random.key(0), (6,))
-    compiled = [function._cache_size() for function in (updown._draws, distributions._prepare)]
+    compiled = [function._cache_size() for function in (updown._draws, base._prepare)]
     for law in laws:
         for seed in range(3):
             law.sample(jax.random.key(seed), (6,))
-    assert [function._cache_size() for function in (updown._draws, distributions._prepare)] == compiled
+    assert [function._cache_size() for function in (updown._draws, base._prepare)] == compiled
 
 
 def test_prepared_draws_are_the_same_and_pass_through_jit():
@@ -418,7 +418,7 @@ def test_concrete_parameters_are_prepared_once(monkeypatch):
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(UpDown, "prepare", counted)
-    distributions._prepare.clear_cache()
+    base._prepare.clear_cache()
     jax.jit(lambda key: law.sample(key))(jax.random.key(3))
     for seed in range(3):
         law.sample(jax.random.key(seed))
