@@ -10,10 +10,10 @@ demo: $(VENV)/.installed-examples
 	$(BIN)/python examples/basket_completion.py
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not slow" -n auto
+	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
 
 test-slow: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .

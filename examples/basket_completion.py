@@ -47,23 +47,38 @@ def true_kernel() -> NDPP:
     return NDPP(V, B, D, sampler=Cholesky()).with_expected_size(3.0)
 
 
-def model(baskets, n: int, d1: int, d2: int, batch_size: int) -> None:
-    """Normal priors on the features, on the scale of a catalogue from which a few items are bought."""
-    scale = (4 / n) ** 0.5
-    V = numpyro.sample("V", dist.Normal(0, scale).expand([n, d1]).to_event(2))
-    B = numpyro.sample("B", dist.Normal(0, scale).expand([n, d2]).to_event(2))
-    D = numpyro.sample("D", dist.Normal(0, 1).expand([d2, d2]).to_event(2))
+def directions(n: int, d: int) -> np.ndarray:
+    """A unit vector of d numbers for each item, as far from one another as a random rotation puts them."""
+    rotation, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(max(n, d), d)))
+    return rotation[:n] / np.linalg.norm(rotation[:n], axis=1, keepdims=True)
+
+
+def model(baskets, share: np.ndarray, d1: int, d2: int, spread: tuple[float, float], batch_size: int) -> None:
+    """A prior around baskets whose items are bought independently, each as often as it is in the data.
+
+    An item has a quality, which its share of the baskets suggests, and features around a direction of its own: were the
+    directions orthogonal and the rest zero, L would be diagonal, with the odds of every item. Small spreads keep rare
+    items there; what occurs often enough moves away.
+    """
+    n = len(share)
+    log_quality = numpyro.sample("log_quality", dist.Normal(0.5 * np.log(share / (1 - share)), 0.5).to_event(1))
+    V = numpyro.sample("V", dist.Normal(directions(n, d1), spread[0]).to_event(2))
+    B = numpyro.sample("B", dist.Normal(0, spread[1]).expand([n, d2]).to_event(2))
+    D = numpyro.sample("D", dist.Normal(0, d2**-0.5).expand([d2, d2]).to_event(2))
+    quality = jnp.exp(log_quality)[:, None]
     with numpyro.plate("baskets", len(baskets), subsample_size=min(batch_size, len(baskets))):
-        numpyro.sample("basket", NDPP(V, B, D), obs=numpyro.subsample(baskets, event_dim=1))
+        numpyro.sample("basket", NDPP(quality * V, quality * B, D), obs=numpyro.subsample(baskets, event_dim=1))
 
 
-def fit(baskets, n: int, d1: int, d2: int, num_steps: int) -> NDPP:
+def fit(baskets, *settings, num_steps: int) -> NDPP:
     """The MAP estimate by SVI with a falling rate, and a progress bar."""
     guide = AutoDelta(model, init_loc_fn=init_to_sample)
-    adam = numpyro.optim.Adam(lambda step: 0.05 * 0.5 * (1 + jnp.cos(jnp.pi * step / num_steps)))
+    adam = numpyro.optim.Adam(lambda step: 0.03 * 0.5 * (1 + jnp.cos(jnp.pi * step / num_steps)))
     svi = SVI(model, guide, adam, Trace_ELBO())
-    estimate = guide.median(svi.run(random.key(1), num_steps, baskets, n, d1, d2, 500).params)
-    return NDPP(estimate["V"], estimate["B"], estimate["D"], sampler=Cholesky())
+    result = svi.run(random.key(1), num_steps, baskets, *settings, 500)
+    estimate = guide.median(result.params)
+    quality = jnp.exp(estimate["log_quality"])[:, None]
+    return NDPP(quality * estimate["V"], quality * estimate["B"], estimate["D"], sampler=Cholesky())
 
 
 def attraction(law: NDPP) -> np.ndarray:
@@ -167,12 +182,12 @@ def main(arguments: list[str] | None = None) -> None:
 
     if options.data is None:
         truth, names, known = true_kernel(), ITEMS, (COMPLEMENTS, SUBSTITUTES)
-        d1, d2 = options.rank or (8, 6)
+        (d1, d2), spread = options.rank or (12, 6), (1.0, 1.0)
         lists = unpad_subsets(truth.sample(random.key(0), (200 if options.quick else 2000,)), len(names))
         held_out: list[list[int]] = []
         print(f"{len(lists)} simulated baskets of {len(names)} items, for example:")
     else:
-        d1, d2 = options.rank or (30, 30)
+        (d1, d2), spread = options.rank or (60, 40), (0.1, 0.25)
         catalogue = options.catalogue.read_text().splitlines() if options.catalogue else None
         lists, names = load_baskets(options.data, catalogue=catalogue, max_size=d1 + d2)
         known = None
@@ -187,10 +202,11 @@ def main(arguments: list[str] | None = None) -> None:
 
     width = min(n, d1 + d2)
     baskets = pad_subsets(lists, n, width)
-    num_steps = 20 if options.quick else 1000 if options.data is None else 3000
-    law = fit(baskets, n, d1, d2, num_steps)
+    num_steps = 20 if options.quick else 1000 if options.data is None else 1200
+    counts = np.asarray(to_multihot(baskets, n)).sum(axis=0)
+    share = (counts + 0.5) / (len(lists) + 1)
+    law = fit(baskets, share, d1, d2, spread, num_steps=num_steps)
 
-    share = np.asarray(to_multihot(baskets, n)).mean(axis=0)
     frequent = np.flatnonzero(share >= min(0.02, np.sort(share)[-min(n, 12)]))
     number = 3 if options.data is None else 6
     pairs = strongest_pairs(law, frequent, number)

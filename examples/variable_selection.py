@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> dict[str, list[float]]:
     parser.add_argument("--figure", type=Path, default=Path("variable_selection.png"), help="file for the figure")
     parser.add_argument("--quick", action="store_true", help="one data set and a few draws, to see that it runs")
     options = parser.parse_args(arguments)
-    num_datasets, num_samples = (1, 50) if options.quick else (options.datasets, 600)
+    num_datasets, num_samples = (1, 50) if options.quick else (options.datasets, 4000)
 
     mcmc = sampler(num_samples)
     found: dict[str, list[float]] = {name: [] for name in PRIORS}

@@ -17,6 +17,7 @@ random: one item more or less, two items more or less (kernels that are skew hav
 
 import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +30,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.base import Multihot, SubsetDistribution, static_int
 from numpyro_ndpp.samplers import UpDown
+from numpyro_ndpp.samplers.updown import Walk
 from numpyro_ndpp.subsets import items_of_mask, to_multihot
 
 __all__ = ["SubsetGibbs", "SubsetGibbsState"]
@@ -37,6 +39,25 @@ Values = dict[str, Array]
 
 
 _walk_for_moves = jax.jit(UpDown().for_moves, static_argnums=3)
+
+# Items dropped and added: one more, one less, two more, two less, two exchanged, one exchanged.
+_DROPPED, _ADDED = (0, 1, 0, 2, 2, 1), (1, 0, 2, 0, 2, 1)
+
+
+def local_move(law: SubsetDistribution, walk: Walk, key: Array, subset: Array) -> tuple[Array, Array]:
+    """A subset (w,) near another under a law, and the log of the Hastings ratio; the same one and -inf where none is.
+
+    Two items are exchanged where the size is fixed; else the kind of move is chosen at random.
+    """
+    kind_key, key = random.split(key)
+    if law.min_size == law.max_size:
+        dropped = added = jnp.asarray(min(2, law.max_size))
+    else:
+        kind = random.randint(kind_key, (), 0, len(_DROPPED))
+        dropped, added = jnp.array(_DROPPED)[kind], jnp.array(_ADDED)[kind]
+    proposed, log_ratio = walk.move(key, subset, dropped, added)
+    inside = law._inside(proposed)
+    return jnp.where(inside, proposed, subset), jnp.where(inside, log_ratio, -jnp.inf)
 
 
 class SubsetGibbsState(NamedTuple):
@@ -258,29 +279,16 @@ class SubsetGibbs(MCMCKernel):
         subset, _, total = lax.fori_loop(0, self.num_moves, move, carry)
         return as_value(subset), total / self.num_moves
 
-    def _proposal(self, base: SubsetDistribution, walk: Any) -> Callable[[Array, Array], tuple[Array, Array]]:
+    def _proposal(self, base: SubsetDistribution, walk: Walk) -> Callable[[Array, Array], tuple[Array, Array]]:
         """``propose(key, subset)``: another subset, and the log of the Hastings ratio under the prior."""
-        low, high = base.min_size, base.max_size
-
-        def local(key: Array, subset: Array) -> tuple[Array, Array]:
-            kind_key, key = random.split(key)
-            if low == high:
-                dropped = added = jnp.asarray(min(2, high))
-            else:
-                kind = random.randint(kind_key, (), 0, 6)
-                # one more, one less, two more, two less, two exchanged, one exchanged
-                dropped = jnp.array([0, 1, 0, 2, 2, 1])[kind]
-                added = jnp.array([1, 0, 2, 0, 2, 1])[kind]
-            proposed, log_ratio = walk.move(key, subset, dropped, added)
-            inside = base._inside(proposed)
-            return jnp.where(inside, proposed, subset), jnp.where(inside, log_ratio, -jnp.inf)
+        local = partial(local_move, base, walk)
 
         def fresh(key: Array, subset: Array) -> tuple[Array, Array]:
             drawn = base.sample(key).astype(subset.dtype)
             made = jnp.all(drawn >= 0)
             return jnp.where(made, drawn, subset), jnp.where(made, 0.0, -jnp.inf).astype(base.X.dtype)
 
-        if high == 0:
+        if base.max_size == 0:
             return lambda key, subset: (subset, jnp.zeros((), base.X.dtype))
         if self.fresh == 0:
             return local

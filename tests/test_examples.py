@@ -122,6 +122,6 @@ def test_bad_npz(arrays, message, tmp_path):
 
 def test_bad_data_stops_the_example_at_once(tmp_path):
     path = tmp_path / "baskets.txt"
-    path.write_text(" ".join(str(item) for item in range(80)) + "\n")
-    with pytest.raises(ValueError, match="line 1: 80 items, but at most 60 are allowed"):
+    path.write_text(" ".join(str(item) for item in range(120)) + "\n")
+    with pytest.raises(ValueError, match="line 1: 120 items, but at most 100 are allowed"):
         run("basket_completion", "--data", path)

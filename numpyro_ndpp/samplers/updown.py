@@ -205,6 +205,13 @@ class Walk:
         changed = moves & ~jnp.all(jnp.isin(items, jnp.where(kept, n, dropped)))
         return ChainState(subset, left, right), StepInfo(jnp.where(moves, pair.num_rejections, 0), changed)
 
+    def uniform_start(self, key: Array, size: Array | int, otherwise: Array) -> Array:
+        """``size`` items (w,) beside the pinned ones, uniformly; ``otherwise`` (w,) where they have probability zero."""
+        uniform = _distinct_items(len(self.tree.X), size, len(otherwise), key)
+        uniform = jnp.sort(uniform).astype(otherwise.dtype)
+        together = jnp.sort(jnp.append(self.pinned, uniform))
+        return jnp.where(log_minor(self.tree.X, self.W, together) > -jnp.inf, uniform, otherwise)
+
     def move(self, key: Array, subset: Array, num_dropped: Array | int, num_added: Array | int) -> tuple[Array, Array]:
         r"""A proposal from a subset (w,), padded: r items dropped uniformly, which leaves A, then s drawn to join A.
 
@@ -511,9 +518,7 @@ def _draw_of_size(walk: Walk, width: int, size: Array | int, key: Array) -> Arra
     if walk.size_logits is not None:
         possible &= walk.size_logits[size] > -jnp.inf  # none of the allowed sizes may be possible
     if settings.init == "uniform":
-        uniform = jnp.sort(_distinct_items(n, size, width, start_key)).astype(start.dtype)
-        together = jnp.sort(jnp.append(walk.pinned, uniform))
-        start = jnp.where(log_minor(walk.tree.X, walk.W, together) > -jnp.inf, uniform, start)
+        start = walk.uniform_start(start_key, size, start)
     if width == 1 or walk.size_logits is not None:
         single, found = walk._single(single_key)
         start = jnp.where((size == 1) & found, single[:width], start)

@@ -1,0 +1,609 @@
+r"""Has a chain of subsets mixed? Chains of the walk as ArviZ data, a table that judges them, and the mixing time.
+
+A subset is no number, so chains are judged through numbers: log det L_S, the size, whether an item is in, whether both
+items of a pair are. Two factors are given and named: ``r_hat`` is ArviZ's rank-normalised split R-hat, ``psrf`` the
+classical potential scale reduction factor of Gelman and Rubin,
+
+.. math:: \text{PSRF} = \sqrt{\frac{T - 1}{T} + \frac{\operatorname{Var}_c(\bar x_c)}{\operatorname{mean}_c(s_c^2)}} ,
+
+for the means :math:`\bar x_c` and variances :math:`s_c^2` of chains of T draws. Chains of subsets have a luxury that
+others lack: the exact probability of every item is known, so frequencies are compared with the truth itself.
+
+References: Gelman and Rubin (1992), *Inference from iterative simulation using multiple sequences*, Statistical
+Science 7; Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), *Rank-normalization, folding, and localization: an
+improved R-hat*, Bayesian Analysis 16; Han, Gartrell, Dohmatob and Karbasi (2022), ICML, appendix on the PSRF.
+"""
+
+import copy
+import itertools
+import time
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax, random
+from jax.typing import ArrayLike
+from tqdm.auto import tqdm
+
+from numpyro_ndpp.base import SubsetDistribution, static_int
+from numpyro_ndpp.infer import local_move
+from numpyro_ndpp.samplers import UpDown
+from numpyro_ndpp.samplers.updown import ChainState, StepInfo, Walk
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["ConvergenceWarning", "MixingTime", "chains_to_arviz", "mixing_time", "run_chains", "summarize_chains"]
+
+INITS = ("uniform", "greedy")
+
+# The progress bar is drawn between blocks of so many draws, once a run has taken so many seconds.
+_BLOCK = 100
+_BAR_DELAY = 3.0
+# Pairs are sought among so many of the likeliest items that vary.
+_ITEMS_OF_PAIRS = 60
+_LARGEST = 2**31 - 1
+
+
+class ConvergenceWarning(UserWarning):
+    """The chains do not agree with one another, or with the exact law."""
+
+
+class MixingTime(NamedTuple):
+    """The first step from which on the PSRF stays below the threshold, None if it did not; and the PSRF after each step.
+
+    ``psrf[t - 1]`` belongs to the first t steps; that of a single step is NaN.
+    """
+
+    num_steps: int | None
+    psrf: np.ndarray
+    threshold: float
+
+
+# --- Chains ----------------------------------------------------------------------------------------------------------
+
+
+def _walk_of(law: SubsetDistribution) -> Walk:
+    """The walk of a law, prepared; by its own sampler if that is the walk."""
+    if isinstance(law.sampler, UpDown):
+        return law._state()
+    by_walk = copy.copy(law)
+    by_walk.sampler, by_walk._prepared, by_walk._cached = UpDown(), None, None
+    return by_walk._state()
+
+
+def _step(law: SubsetDistribution, walk: Walk, key: Array, state: ChainState) -> tuple[ChainState, StepInfo]:
+    """One step of a chain: of the walk itself where the size is fixed, else one that may change it."""
+    if law.min_size == law.max_size:
+        return walk.step(key, state)
+    move_key, accept_key = random.split(key)
+    subset = state.subset[len(walk.pinned) :]
+    proposed, log_ratio = local_move(law, walk, move_key, subset)
+    accepted = jnp.log(random.uniform(accept_key, (), walk.W.dtype)) < log_ratio
+    state = walk.init(jnp.where(accepted, proposed, subset))
+    return state, StepInfo((~accepted).astype(jnp.int32), accepted & jnp.any(proposed != subset))
+
+
+@partial(jax.jit, static_argnums=(4, 5))
+def _run_block(
+    law: SubsetDistribution, walk: Walk, keys: Array, states: ChainState, num_draws: int, thin: int
+) -> tuple[Array, ChainState, Array, StepInfo]:
+    """The next draws of chains (c,), ``thin`` steps apart: keys, states, subsets (c, t, w), and what happened."""
+
+    def draw(carry: tuple[Array, ChainState], _: None) -> tuple[tuple[Array, ChainState], tuple[Array, StepInfo]]:
+        key, start = carry
+
+        def body(_: int, carry: tuple[Array, ChainState, Array]) -> tuple[Array, ChainState, Array]:
+            key, state, num_rejections = carry
+            key, step_key = random.split(key)
+            state, info = _step(law, walk, step_key, state)
+            return key, state, num_rejections + info.num_rejections.astype(jnp.int32)
+
+        key, state, num_rejections = lax.fori_loop(0, thin, body, (key, start, jnp.zeros((), jnp.int32)))
+        # The pinned items come first and stay; slots keep their items from step to step, in no order.
+        items = jnp.sort(state.subset[len(walk.pinned) :])
+        changed = jnp.any(items != jnp.sort(start.subset[len(walk.pinned) :]))
+        return (key, state), (items, StepInfo(num_rejections, changed))
+
+    def chain(key: Array, state: ChainState) -> tuple[Array, ChainState, Array, StepInfo]:
+        (key, state), (subsets, info) = lax.scan(draw, (key, state), None, length=num_draws)
+        return key, state, subsets.astype(jnp.int32), info
+
+    return jax.vmap(chain)(keys, states)
+
+
+@jax.jit
+def _uniform_starts(law: SubsetDistribution, walk: Walk, keys: Array) -> Array:
+    """A start (c, w) for each key: a size, uniformly among those that are possible, and that many items, uniformly."""
+
+    def start(key: Array) -> Array:
+        size_key, items_key = random.split(key)
+        if walk.size_logits is None:
+            return walk.uniform_start(items_key, walk.width, walk.starts)
+        sizes = jnp.arange(len(walk.starts))
+        possible = (walk.size_logits[: len(sizes)] > -jnp.inf) & (jnp.sum(walk.starts < law.num_items, axis=1) == sizes)
+        size = random.categorical(size_key, jnp.where(possible, 0.0, -jnp.inf))
+        return walk.uniform_start(items_key, size, walk.starts[size])
+
+    return jax.vmap(start)(keys)
+
+
+def _starts(law: SubsetDistribution, walk: Walk, key: Array, num_chains: int, init: str | ArrayLike) -> Array:
+    """Subsets (c, w) of positive probability."""
+    if isinstance(init, str):
+        if init not in INITS:
+            raise ValueError(f"init must be one of {', '.join(map(repr, INITS))} or an array of subsets, got {init!r}")
+        if init == "uniform":
+            starts = _uniform_starts(law, walk, random.split(key, num_chains))
+        else:
+            starts = jnp.tile(law.greedy(), (num_chains, 1))
+        if not bool((law.log_prob(starts) > -jnp.inf).all()):
+            raise ValueError(f"no subset of {law._sizes_in_words()} items has a positive probability under this law")
+        return starts
+    starts = jnp.asarray(init, jnp.int32)
+    if starts.shape not in ((law.max_size,), (num_chains, law.max_size)):
+        raise ValueError(
+            f"init must have shape ({law.max_size},) or ({num_chains}, {law.max_size}), one padded subset for all "
+            f"chains or one for each, got {starts.shape}"
+        )
+    starts = jnp.broadcast_to(starts, (num_chains, law.max_size))
+    impossible = np.flatnonzero(~np.asarray(law._inside(starts) & (law.log_prob(starts) > -jnp.inf)))
+    if len(impossible):
+        subset = starts[impossible[0]].tolist()
+        raise ValueError(f"init: chain {impossible[0]} cannot start at {subset}, which has probability zero")
+    return starts
+
+
+def _check_law(law: Any) -> None:
+    if not isinstance(law, SubsetDistribution):
+        raise TypeError(f"dist must be an NDPP or KNDPP, or one of these conditioned, got a {type(law).__name__}")
+    if law.batch_shape:
+        raise ValueError(f"dist must be one law, got a batch of shape {law.batch_shape}")
+
+
+def run_chains(
+    dist: SubsetDistribution,
+    key: Array,
+    num_chains: int,
+    num_steps: int,
+    thin: int = 1,
+    init: str | ArrayLike = "uniform",
+    *,
+    max_items: int = 1000,
+    progress_bar: bool = True,
+) -> Any:
+    """Chains of the up-down walk, side by side, as ArviZ data (InferenceData below ArviZ 1.0, DataTree from 1.0 on).
+
+    Where the size is fixed, a step is that of :class:`~numpyro_ndpp.UpDown`: two items dropped, two drawn. Where it
+    varies, it is a move of :class:`~numpyro_ndpp.SubsetGibbs` without a likelihood, which may change the size.
+
+    :param dist: an NDPP or KNDPP, or one of these conditioned; without batch dimensions.
+    :param num_chains: how many chains.
+    :param num_steps: steps of each chain. No warm-up is taken away: the data show how a chain settles.
+    :param thin: steps from one recorded subset to the next; ``num_steps // thin`` are recorded.
+    :param init: where chains start. ``"uniform"``: each at a subset of its own, uniformly, more spread out than the
+        law; the greedy one where that has probability zero. ``"greedy"``: all at the greedy MAP subset. Or padded
+        subsets, (w,) or (num_chains, w).
+    :param max_items: for catalogues up to this size every item has an indicator; beyond it, the items that occur, and
+        of these the most frequent.
+    :param progress_bar: a bar for runs of more than a few seconds.
+    :return: as :func:`chains_to_arviz` gives it, with the group ``sample_stats``: ``num_rejections``, rejected
+        proposals since the last recorded subset, and ``changed``, whether the subset is another one.
+    :raises ValueError: for numbers out of range, starts of probability zero, a batch of laws.
+
+    O(k d² + d² log n) a step and chain, after O(n d²) once.
+
+    >>> from jax import random
+    >>> from numpyro_ndpp import KNDPP, run_chains
+    >>> V, B, D = (random.normal(random.key(i), s) for i, s in enumerate([(30, 3), (30, 4), (4, 4)]))
+    >>> data = run_chains(KNDPP(V, B, D, k=3), random.key(3), num_chains=4, num_steps=50)
+    >>> data["posterior"]["included"].sizes["item"], data["posterior"]["subset"].shape
+    (30, (4, 50, 3))
+    """
+    _check_law(dist)
+    num_chains = static_int("num_chains", num_chains, 1, _LARGEST, "the largest")
+    num_steps = static_int("num_steps", num_steps, 1, _LARGEST, "the largest")
+    thin = static_int("thin", thin, 1, num_steps, "num_steps")
+    walk = _walk_of(dist)
+    start_key, chain_key = random.split(key)
+    states = jax.vmap(walk.init)(_starts(dist, walk, start_key, num_chains, init))
+    keys = random.split(chain_key, num_chains)
+
+    num_draws = num_steps // thin
+    blocks = [min(_BLOCK, num_draws - first) for first in range(0, num_draws, _BLOCK)]
+    for length in sorted(set(blocks)):  # not part of the time a step takes
+        _run_block.lower(dist, walk, keys, states, length, thin).compile()
+    subsets, infos, start = [], [], time.perf_counter()
+    with tqdm(total=num_draws * thin, unit="step", delay=_BAR_DELAY, disable=not progress_bar) as bar:
+        for length in blocks:
+            keys, states, block, info = _run_block(dist, walk, keys, states, length, thin)
+            subsets.append(np.asarray(block))
+            infos.append(jax.tree.map(np.asarray, info))
+            bar.update(length * thin)
+    seconds = time.perf_counter() - start
+    info = StepInfo(*(np.concatenate(parts, axis=1) for parts in zip(*infos, strict=True)))
+    return chains_to_arviz(
+        np.concatenate(subsets, axis=1),
+        dist,
+        max_items=max_items,
+        sample_stats=info._asdict(),
+        attrs={"sampling_time": seconds, "thin": thin},
+    )
+
+
+# --- ArviZ -----------------------------------------------------------------------------------------------------------
+
+
+def _to_arviz(groups: dict[str, dict[str, Any]], coords: dict, dims: dict, attrs: dict) -> Any:
+    """ArviZ's container of groups of arrays (chain, draw, ...): what differs between its two majors is here."""
+    import arviz as az
+
+    if hasattr(az, "convert_to_datatree"):
+        data = az.from_dict(groups, coords=coords, dims=dims)
+    else:
+        data = az.from_dict(**groups, coords=coords, dims=dims)
+    data["posterior"].attrs.update(attrs)
+    return data
+
+
+def _frequent_items(subsets: np.ndarray, n: int, max_items: int) -> np.ndarray:
+    """The items with an indicator: all, or of those that occur the most frequent."""
+    if n <= max_items:
+        return np.arange(n)
+    items, counts = np.unique(subsets[subsets < n], return_counts=True)
+    return np.sort(items[np.argsort(-counts, kind="stable")[:max_items]])
+
+
+def _indicators(subsets: np.ndarray, items: np.ndarray, n: int) -> np.ndarray:
+    """Whether each of the items (m,) is in the subsets (..., w): (..., m), 0 or 1."""
+    place = np.full(n + 1, len(items))
+    place[items] = np.arange(len(items))
+    included = np.zeros((*subsets.shape[:-1], len(items) + 1), np.uint8)
+    np.put_along_axis(included, place[subsets], 1, axis=-1)
+    return included[..., :-1]
+
+
+def chains_to_arviz(
+    subsets: ArrayLike,
+    dist: SubsetDistribution,
+    *,
+    max_items: int = 1000,
+    sample_stats: dict[str, ArrayLike] | None = None,
+    attrs: dict[str, Any] | None = None,
+) -> Any:
+    """Chains of padded subsets (chains, draws, w) as ArviZ data, for :func:`summarize_chains` and ArviZ's own functions.
+
+    The group ``posterior`` has ``subset`` (chain, draw, slot), ``log_det``, ``size`` and ``included`` (chain, draw,
+    item), 0 or 1; the group ``constant_data`` has the exact ``inclusion_probs`` (item). A site of an MCMC run whose law
+    does not vary goes in by ``mcmc.get_samples(group_by_chain=True)[site]``.
+
+    :param dist: the law the chains should have.
+    :param max_items: as in :func:`run_chains`.
+    :param sample_stats, attrs: further arrays (chains, draws), and attributes of the posterior.
+    :raises ValueError: for arrays that are no chains of subsets.
+
+    >>> import jax.numpy as jnp
+    >>> from numpyro_ndpp import NDPP, chains_to_arviz
+    >>> law = NDPP(jnp.eye(3), jnp.zeros((3, 1)), jnp.zeros((1, 1)))
+    >>> data = chains_to_arviz(jnp.array([[[0, 3, 3], [1, 2, 3]]]), law)
+    >>> data["posterior"]["size"].values.tolist()
+    [[1, 2]]
+    """
+    _check_law(dist)
+    max_items = static_int("max_items", max_items, 1, _LARGEST, "the largest")
+    subsets, n = np.asarray(subsets), dist.num_items
+    if subsets.ndim != 3 or not np.issubdtype(subsets.dtype, np.integer):
+        raise ValueError(
+            f"subsets must be integers of shape (chains, draws, width), got {subsets.dtype} {subsets.shape}"
+        )
+    if subsets.size and (subsets.min() < 0 or subsets.max() > n):
+        raise ValueError(f"subsets: items must be 0 to {n - 1}, and {n} where there is none, got {subsets.min()} to {subsets.max()}")
+    log_det = np.asarray(jax.jit(_log_dets)(dist, subsets))
+    items = _frequent_items(subsets, n, max_items)
+    groups: dict[str, dict[str, Any]] = {
+        "posterior": {
+            "subset": subsets,
+            "log_det": log_det,
+            "size": np.sum(subsets < n, axis=-1),
+            "included": _indicators(subsets, items, n),
+        },
+        "constant_data": {"inclusion_probs": np.asarray(dist.inclusion_probs())[items]},
+    }
+    if sample_stats:
+        groups["sample_stats"] = {name: np.asarray(array) for name, array in sample_stats.items()}
+    dims = {"subset": ["slot"], "included": ["item"], "inclusion_probs": ["item"]}
+    return _to_arviz(groups, {"item": items}, dims, {"num_items": n, **(attrs or {})})
+
+
+def _log_dets(law: SubsetDistribution, subsets: Array) -> Array:
+    """log det L_S of subsets with their pinned items (chains, draws), a chain at a time."""
+    return lax.map(lambda chain: law.log_prob(chain) + law.log_normalizer, subsets)
+
+
+# --- The table -------------------------------------------------------------------------------------------------------
+
+
+def _is_constant(x: np.ndarray) -> np.ndarray:
+    """Whether arrays (chain, draw, ...) are the same number throughout."""
+    return (x == x[:1, :1]).all(axis=(0, 1))
+
+
+def _judge(x: np.ndarray, seconds: float | None) -> dict[str, np.ndarray]:
+    """Mean, deviation, R-hat, PSRF and ESS of quantities (chain, draw, m) of which none is constant."""
+    import arviz as az
+    from numpyro.diagnostics import gelman_rubin
+
+    x = np.asarray(x, np.float64)
+    if x.shape[-1] == 0:
+        return {}
+    with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
+        # Chains that are stuck at different values: the within-chain variance is zero, and the factors are infinite.
+        warnings.simplefilter("ignore")
+        bulk = az.ess({"x": x}, method="bulk")["x"].values
+        tail = az.ess({"x": x}, method="tail", prob=(0.05, 0.95))["x"].values
+        r_hat = az.rhat({"x": x})["x"].values
+        psrf = np.asarray(gelman_rubin(x))
+    stuck = (x == x[:, :1]).all(axis=(0, 1))
+    judged = {
+        "mean": x.mean(axis=(0, 1)),
+        "sd": x.std(axis=(0, 1), ddof=1),
+        "ess_bulk": bulk,
+        "ess_tail": tail,
+        "ess_per_sec": bulk / seconds if seconds else np.full_like(bulk, np.nan),
+        "r_hat": np.where(stuck, np.inf, r_hat),
+        "psrf": np.where(stuck, np.inf, psrf),
+    }
+    return judged
+
+
+_WORST = {"ess_bulk": np.argmin, "ess_tail": np.argmin, "ess_per_sec": np.argmin, "r_hat": np.argmax, "psrf": np.argmax}
+
+
+def _rows_of_many(name: str, judged: dict[str, np.ndarray], z: np.ndarray | None) -> list[dict[str, Any]]:
+    """The worst, the worst tenth and the median of many like quantities, each column by itself."""
+    if not judged:
+        return []
+    columns = {key: judged[key] for key in _WORST}
+    rows = []
+    for label, level in (("worst", 1.0), ("worst tenth", 0.9), ("median", 0.5)):
+        row: dict[str, Any] = {"": f"{name}: {label}"}
+        for key, values in columns.items():
+            badness = level if _WORST[key] is np.argmax else 1 - level
+            row[key] = np.quantile(values, badness, method="nearest") if not np.isnan(values).any() else np.nan
+        if z is not None:
+            row["z"] = np.quantile(np.abs(z), level, method="nearest")
+        row["number"] = len(judged["mean"])
+        rows.append(row)
+    return rows
+
+
+def _likeliest_pairs(included: np.ndarray, items: np.ndarray, num_pairs: int) -> tuple[np.ndarray, list[tuple]]:
+    """The pairs of items that are most often together: indicators (chain, draw, m), and the items of each."""
+    share = included.mean(axis=(0, 1))
+    varying = np.flatnonzero((share > 0) & (share < 1))
+    candidates = np.sort(varying[np.argsort(-share[varying], kind="stable")[:_ITEMS_OF_PAIRS]])
+    x = included[..., candidates].reshape(-1, len(candidates)).astype(np.float32)
+    together = x.T @ x
+    pairs = sorted(itertools.combinations(range(len(candidates)), 2), key=lambda pair: -together[pair])[:num_pairs]
+    chosen = [(int(candidates[a]), int(candidates[b])) for a, b in pairs]
+    both = [included[..., a] & included[..., b] for a, b in chosen]
+    names = [(int(items[a]), int(items[b])) for a, b in chosen]
+    if not both:
+        return np.zeros((*included.shape[:2], 0)), []
+    stacked = np.stack(both, axis=-1)
+    varies = ~_is_constant(stacked)
+    return stacked[..., varies], [name for name, keep in zip(names, varies, strict=True) if keep]
+
+
+def summarize_chains(data: Any, *, num_pairs: int = 20, threshold: float = 1.05) -> "pd.DataFrame":
+    """A table that judges chains of subsets, as ``az.summary`` does for numbers, and in words what is wrong.
+
+    Rows: ``log_det``; ``size``; the items that vary (worst, worst tenth, median, each column by itself); the pairs of
+    items that are most often together; the items that never vary, which are counted and not averaged in. Columns:
+    ``mean``, ``sd``; ``ess_bulk``, ``ess_tail``; ``ess_per_sec``, where the data know how long they took; ``r_hat``,
+    ArviZ's rank-normalised one; ``psrf``, the classical one; ``z``, the gap between an item's frequency and its exact
+    probability in standard errors; ``number``, of how many quantities a row tells.
+
+    :param data: from :func:`run_chains` or :func:`chains_to_arviz`: two chains at least, of four draws at least.
+    :param num_pairs: how many pairs.
+    :param threshold: the R-hat above which chains are said to disagree.
+    :return: the table. What is wrong is in ``table.attrs["problems"]``, a list of sentences, and given out as a
+        :class:`ConvergenceWarning`.
+    :raises ValueError: for data without the variables above, a single chain, fewer than four draws.
+
+    >>> from jax import random
+    >>> from numpyro_ndpp import KNDPP, run_chains, summarize_chains
+    >>> V, B, D = (random.normal(random.key(i), s) for i, s in enumerate([(8, 3), (8, 4), (4, 4)]))
+    >>> data = run_chains(KNDPP(V, B, D, k=3), random.key(3), num_chains=4, num_steps=1000)
+    >>> table = summarize_chains(data)
+    >>> bool(table.loc["log_det", "r_hat"] < 1.05), table.attrs["problems"]
+    (True, [])
+    """
+    import pandas as pd
+
+    try:
+        posterior, exact = data["posterior"], np.asarray(data["constant_data"]["inclusion_probs"].values, np.float64)
+        log_det, size, included = (posterior[name].values for name in ("log_det", "size", "included"))
+        items, subsets = posterior["item"].values, posterior["subset"].values
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"data must come from run_chains or chains_to_arviz; something is missing: {error}") from None
+    num_chains, num_draws = log_det.shape
+    if num_chains < 2:
+        raise ValueError("data has one chain: whether chains agree takes two at least")
+    if num_draws < 4:
+        raise ValueError(f"data has {num_draws} draws a chain: R-hat and ESS take four at least")
+    seconds = posterior.attrs.get("sampling_time")
+
+    rows, problems = [], []
+    for name, x in (("log_det", log_det), ("size", size)):
+        row: dict[str, Any] = {"": name, "mean": x.mean(), "sd": x.std(ddof=1), "number": 1}
+        if not _is_constant(x):
+            row |= {key: values[0] for key, values in _judge(x[..., None], seconds).items()}
+        rows.append(row)
+
+    varies = ~_is_constant(included)
+    of_items = _judge(included[..., varies], seconds)
+    ess = np.full(len(items), float(num_chains))  # an item that never varies says no more than one draw of each chain
+    if of_items:
+        ess[varies] = np.where(np.isfinite(of_items["ess_bulk"]), of_items["ess_bulk"], num_chains)
+        ess[varies] = np.where(np.isinf(of_items["r_hat"]), num_chains, ess[varies])
+    deviation = np.sqrt(np.maximum(exact * (1 - exact), 1e-12) / ess)
+    z = (included.mean(axis=(0, 1)) - exact) / deviation
+    rows += _rows_of_many("items", of_items, z[varies])
+    pairs, pair_items = _likeliest_pairs(included, items, num_pairs)
+    of_pairs = _judge(pairs, seconds)
+    rows += _rows_of_many("pairs", of_pairs, None)
+    if (~varies).any():
+        rows.append({"": "items that never vary", "z": np.abs(z[~varies]).max(), "number": int((~varies).sum())})
+
+    problems = _problems(subsets, rows[0], rows[1], items, varies, of_items, z, pair_items, of_pairs, threshold)
+    columns = ["mean", "sd", "ess_bulk", "ess_tail", "ess_per_sec", "r_hat", "psrf", "z", "number"]
+    table = pd.DataFrame(rows).set_index("").rename_axis(None).reindex(columns=columns)
+    table["number"] = table["number"].astype(int)
+    if seconds is None:
+        table = table.drop(columns="ess_per_sec")
+    table.attrs["problems"] = problems
+    if problems:
+        warnings.warn("\n".join(problems), ConvergenceWarning, stacklevel=2)
+    return table
+
+
+def _problems(
+    subsets: np.ndarray,
+    log_det: dict[str, Any],
+    size: dict[str, Any],
+    items: np.ndarray,
+    varies: np.ndarray,
+    of_items: dict[str, np.ndarray],
+    z: np.ndarray,
+    pair_items: list[tuple],
+    of_pairs: dict[str, np.ndarray],
+    threshold: float,
+) -> list[str]:
+    """What is wrong, in sentences."""
+    problems = []
+    num_chains, num_draws = subsets.shape[:2]
+    still = np.flatnonzero((subsets == subsets[:, :1]).all(axis=(1, 2)))
+    if len(still):
+        which = f"chain {still[0]} is" if len(still) == 1 else f"{len(still)} of {num_chains} chains are"
+        problems.append(f"{which} constant: the same subset in all {num_draws} draws.")
+
+    for what, row in (("log det", log_det), ("the size", size)):
+        r_hat = row.get("r_hat", 1.0)
+        if r_hat > threshold:
+            problems.append(f"The chains disagree about {what}: R-hat is {r_hat:.2f}, above {threshold}.")
+    if of_items and (of_items["r_hat"] > threshold).any():
+        bad, numbers = of_items["r_hat"] > threshold, items[varies]
+        worst = int(np.argmax(of_items["r_hat"]))
+        problems.append(
+            f"The chains disagree about {bad.sum()} of {len(bad)} items, most about item {numbers[worst]}: R-hat is "
+            f"{of_items['r_hat'][worst]:.2f}, above {threshold}."
+        )
+    if of_pairs and (of_pairs["r_hat"] > threshold).any():
+        bad, worst = of_pairs["r_hat"] > threshold, int(np.argmax(of_pairs["r_hat"]))
+        problems.append(
+            f"The chains disagree about {bad.sum()} of {len(bad)} pairs, most about {pair_items[worst]}: R-hat is "
+            f"{of_pairs['r_hat'][worst]:.2f}, above {threshold}."
+        )
+    if problems:
+        problems.append("Chains that disagree have not run long enough, or cannot reach one another.")
+
+    least = 10 * num_chains
+    if "ess_bulk" in log_det and log_det["ess_bulk"] < least:
+        problems.append(
+            f"The {num_chains * num_draws} draws are worth {log_det['ess_bulk']:.0f} independent ones for log det; ten a "
+            f"chain, {least}, are the least that R-hat and ESS can be trusted with."
+        )
+    from scipy import stats
+
+    # one false alarm in a thousand tables
+    limit = float(stats.norm.isf(0.5e-3 / len(z)))
+    if np.abs(z).max() > limit:
+        worst = int(np.argmax(np.abs(z)))
+        way = "more" if z[worst] > 0 else "less"
+        problems.append(
+            f"Frequencies differ from the exact probabilities: item {items[worst]} is drawn {way} often than it should "
+            f"be, by {abs(z[worst]):.1f} standard errors."
+        )
+    return problems
+
+
+# --- The mixing time -------------------------------------------------------------------------------------------------
+
+
+def running_psrf(x: np.ndarray) -> np.ndarray:
+    """The classical PSRF of the first t draws, for every t, of chains (c, t): (t,), the first NaN.
+
+    >>> import numpy as np
+    >>> from numpyro.diagnostics import gelman_rubin
+    >>> x = np.random.default_rng(0).normal(size=(5, 50))
+    >>> bool(abs(running_psrf(x)[29] - gelman_rubin(x[:, :30])) < 1e-12)
+    True
+    """
+    x = np.asarray(x, np.float64)
+    if x.ndim != 2 or len(x) < 2:
+        raise ValueError(f"x must be chains (c, t) of numbers, two at least, got shape {x.shape}")
+    x = x - x.mean()
+    number = np.arange(1, x.shape[1] + 1)
+    means = np.cumsum(x, axis=1) / number
+    squares = np.cumsum(x**2, axis=1) - number * means**2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        within = np.mean(np.maximum(squares, 0.0), axis=0) / (number - 1)
+        between = means.var(axis=0, ddof=1)
+        psrf = np.sqrt((number - 1) / number + between / within)
+    # Chains that have not moved and are at one place agree.
+    return np.where((within == 0) & (between == 0) & (number > 1), 1.0, psrf)
+
+
+def mixing_time(
+    dist: SubsetDistribution,
+    key: Array,
+    num_chains: int = 100,
+    threshold: float = 1.1,
+    *,
+    max_steps: int = 100_000,
+    init: str | ArrayLike = "uniform",
+    progress_bar: bool = True,
+) -> MixingTime:
+    """The first step at which the classical PSRF of log det L_S over many chains stays below a threshold.
+
+    The chains start spread out, and all their steps count, from the first on. They run until the PSRF has been below
+    the threshold for as long as it took to get there, and for 16 steps at least.
+
+    :param threshold: above one.
+    :param max_steps: when to give up; ``num_steps`` of the result is then None.
+    :raises ValueError: for fewer than two chains, a threshold that is not above one.
+
+    >>> from jax import random
+    >>> from numpyro_ndpp import KNDPP, mixing_time
+    >>> V, B, D = (random.normal(random.key(i), s) for i, s in enumerate([(40, 4), (40, 4), (4, 4)]))
+    >>> result = mixing_time(KNDPP(V, B, D, k=6), random.key(3))
+    >>> 2 <= result.num_steps < 200
+    True
+    """
+    _check_law(dist)
+    num_chains = static_int("num_chains", num_chains, 2, _LARGEST, "the largest")
+    max_steps = static_int("max_steps", max_steps, 2, _LARGEST, "the largest")
+    if not threshold > 1.0:
+        raise ValueError(f"threshold must be above one, got {threshold!r}")
+    walk = _walk_of(dist)
+    start_key, chain_key = random.split(key)
+    states = jax.vmap(walk.init)(_starts(dist, walk, start_key, num_chains, init))
+    keys = random.split(chain_key, num_chains)
+    log_dets = jax.jit(_log_dets)
+    recorded: list[np.ndarray] = []
+    with tqdm(unit="step", delay=_BAR_DELAY, disable=not progress_bar) as bar:
+        while True:
+            keys, states, subsets, _ = _run_block(dist, walk, keys, states, _BLOCK, 1)
+            recorded.append(np.asarray(log_dets(dist, subsets)))
+            bar.update(_BLOCK)
+            psrf = running_psrf(np.concatenate(recorded, axis=1)[:, :max_steps])
+            above = np.flatnonzero(~(psrf < threshold))  # the first, NaN, among them
+            first = int(above[-1]) + 2
+            if len(psrf) >= max(2 * first, first + 16):
+                return MixingTime(first, psrf, threshold)
+            if len(psrf) >= max_steps:
+                return MixingTime(None, psrf, threshold)
