@@ -4,13 +4,23 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow lint format docs benchmark clean
+.PHONY: demo test test-py312 test-slow lint format docs benchmark clean
 
 demo: $(VENV)/.installed-examples
 	$(BIN)/python examples/basket_completion.py
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
+
+# The other major of ArviZ, which comes with Python 3.12: what depends on it, where that interpreter exists.
+PY312 := $(or $(shell python3.12 -c 'import sys; print(sys.executable)' 2>/dev/null),$(wildcard $(shell pyenv prefix 3.12 2>/dev/null)/bin/python))
+test-py312:
+ifeq ($(PY312),)
+	@echo "no Python 3.12 here: left out"
+else
+	$(MAKE) .venv-py312/.installed-test VENV=.venv-py312 PYTHON=$(PY312)
+	.venv-py312/bin/python -m pytest -m "not slow" -n auto --dist loadfile tests/test_diagnostics.py tests/test_examples.py
+endif
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n auto --dist loadfile

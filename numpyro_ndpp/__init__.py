@@ -1,7 +1,9 @@
 """Subsets as random variables in NumPyro: nonsymmetric determinantal point processes."""
 
+from numpyro_ndpp.diagnostics import ConvergenceWarning, chains_to_arviz, mixing_time, run_chains, summarize_chains
 from numpyro_ndpp.distributions import KNDPP, NDPP
 from numpyro_ndpp.infer import SubsetGibbs
+from numpyro_ndpp.plots import plot_chains, plot_inclusion, plot_kernel, plot_psrf
 from numpyro_ndpp.samplers import Cholesky, Contour, Rejection, UpDown
 from numpyro_ndpp.subsets import from_multihot, pad_subsets, to_multihot, unpad_subsets
 
@@ -10,11 +12,20 @@ __all__ = [
     "NDPP",
     "Cholesky",
     "Contour",
+    "ConvergenceWarning",
     "Rejection",
     "SubsetGibbs",
     "UpDown",
+    "chains_to_arviz",
     "from_multihot",
+    "mixing_time",
     "pad_subsets",
+    "plot_chains",
+    "plot_inclusion",
+    "plot_kernel",
+    "plot_psrf",
+    "run_chains",
+    "summarize_chains",
     "to_multihot",
     "unpad_subsets",
 ]

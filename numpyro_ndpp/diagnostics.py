@@ -18,6 +18,7 @@ import copy
 import itertools
 import time
 import warnings
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,7 +54,7 @@ class ConvergenceWarning(UserWarning):
 
 
 class MixingTime(NamedTuple):
-    """The first step from which on the PSRF stays below the threshold, None if it did not; and the PSRF after each step.
+    """The first step from which the PSRF stays below the threshold, None if it did not; and the PSRF after each step.
 
     ``psrf[t - 1]`` belongs to the first t steps; that of a single step is NaN.
     """
@@ -224,12 +225,12 @@ def run_chains(
             infos.append(jax.tree.map(np.asarray, info))
             bar.update(length * thin)
     seconds = time.perf_counter() - start
-    info = StepInfo(*(np.concatenate(parts, axis=1) for parts in zip(*infos, strict=True)))
+    stats = {name: np.concatenate([getattr(info, name) for info in infos], axis=1) for name in StepInfo._fields}
     return chains_to_arviz(
         np.concatenate(subsets, axis=1),
         dist,
         max_items=max_items,
-        sample_stats=info._asdict(),
+        sample_stats=stats,
         attrs={"sampling_time": seconds, "thin": thin},
     )
 
@@ -237,14 +238,16 @@ def run_chains(
 # --- ArviZ -----------------------------------------------------------------------------------------------------------
 
 
-def _to_arviz(groups: dict[str, dict[str, Any]], coords: dict, dims: dict, attrs: dict) -> Any:
+def _to_arviz(groups: dict[str, Any], coords: dict, dims: dict, attrs: dict) -> Any:
     """ArviZ's container of groups of arrays (chain, draw, ...): what differs between its two majors is here."""
     import arviz as az
 
-    if hasattr(az, "convert_to_datatree"):
-        data = az.from_dict(groups, coords=coords, dims=dims)
-    else:
-        data = az.from_dict(**groups, coords=coords, dims=dims)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="More chains")  # many short chains are meant
+        if hasattr(az, "convert_to_datatree"):
+            data = az.from_dict(groups, coords=coords, dims=dims)
+        else:
+            data = az.from_dict(**groups, coords=coords, dims=dims)
     data["posterior"].attrs.update(attrs)
     return data
 
@@ -271,10 +274,10 @@ def chains_to_arviz(
     dist: SubsetDistribution,
     *,
     max_items: int = 1000,
-    sample_stats: dict[str, ArrayLike] | None = None,
+    sample_stats: Mapping[str, ArrayLike] | None = None,
     attrs: dict[str, Any] | None = None,
 ) -> Any:
-    """Chains of padded subsets (chains, draws, w) as ArviZ data, for :func:`summarize_chains` and ArviZ's own functions.
+    """Chains of padded subsets (chains, draws, w) as ArviZ data, for :func:`summarize_chains` and ArviZ itself.
 
     The group ``posterior`` has ``subset`` (chain, draw, slot), ``log_det``, ``size`` and ``included`` (chain, draw,
     item), 0 or 1; the group ``constant_data`` has the exact ``inclusion_probs`` (item). A site of an MCMC run whose law
@@ -300,10 +303,12 @@ def chains_to_arviz(
             f"subsets must be integers of shape (chains, draws, width), got {subsets.dtype} {subsets.shape}"
         )
     if subsets.size and (subsets.min() < 0 or subsets.max() > n):
-        raise ValueError(f"subsets: items must be 0 to {n - 1}, and {n} where there is none, got {subsets.min()} to {subsets.max()}")
+        raise ValueError(
+            f"subsets: items must be 0 to {n - 1}, and {n} where there is none, got {subsets.min()} to {subsets.max()}"
+        )
     log_det = np.asarray(jax.jit(_log_dets)(dist, subsets))
     items = _frequent_items(subsets, n, max_items)
-    groups: dict[str, dict[str, Any]] = {
+    groups: dict[str, Any] = {
         "posterior": {
             "subset": subsets,
             "log_det": log_det,
@@ -347,7 +352,7 @@ def _judge(x: np.ndarray, seconds: float | None) -> dict[str, np.ndarray]:
         r_hat = az.rhat({"x": x})["x"].values
         psrf = np.asarray(gelman_rubin(x))
     stuck = (x == x[:, :1]).all(axis=(0, 1))
-    judged = {
+    return {
         "mean": x.mean(axis=(0, 1)),
         "sd": x.std(axis=(0, 1), ddof=1),
         "ess_bulk": bulk,
@@ -356,7 +361,6 @@ def _judge(x: np.ndarray, seconds: float | None) -> dict[str, np.ndarray]:
         "r_hat": np.where(stuck, np.inf, r_hat),
         "psrf": np.where(stuck, np.inf, psrf),
     }
-    return judged
 
 
 _WORST = {"ess_bulk": np.argmin, "ess_tail": np.argmin, "ess_per_sec": np.argmin, "r_hat": np.argmax, "psrf": np.argmax}
@@ -514,8 +518,8 @@ def _problems(
     least = 10 * num_chains
     if "ess_bulk" in log_det and log_det["ess_bulk"] < least:
         problems.append(
-            f"The {num_chains * num_draws} draws are worth {log_det['ess_bulk']:.0f} independent ones for log det; ten a "
-            f"chain, {least}, are the least that R-hat and ESS can be trusted with."
+            f"The {num_chains * num_draws} draws are worth {log_det['ess_bulk']:.0f} independent ones for log det; ten "
+            f"a chain, {least}, are the least that R-hat and ESS can be trusted with."
         )
     from scipy import stats
 

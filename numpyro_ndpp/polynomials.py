@@ -213,7 +213,12 @@ def _log_circle_sum(
     t = jnp.exp(log_radius) * lax.complex(jnp.cos(angle), jnp.sin(angle))
     sign, log_abs = jnp.linalg.slogdet(A + t[:, None, None] * M)
 
-    log_power = jnp.where((sizes >= low) & (sizes <= high), -sizes * log_radius, -jnp.inf)
+    wanted = (sizes >= low) & (sizes <= high)
+    if pinned is None:
+        # L + Lᵀ is positive semidefinite: where the trace vanishes, L is skew, and a skew matrix has no odd minors.
+        is_skew = jnp.sum(W * C) <= d * eps * jnp.sum(jnp.abs(W * C))
+        wanted &= ~is_skew | (sizes % 2 == 0)
+    log_power = jnp.where(wanted, -sizes * log_radius, -jnp.inf)
     shift_power, shift_abs = jnp.max(log_power, initial=jnp.finfo(dtype).min), lax.stop_gradient(jnp.max(log_abs))
     turn = angle[:, None] * sizes
     power = jnp.sum(jnp.exp(log_power - shift_power) * lax.complex(jnp.cos(turn), -jnp.sin(turn)), axis=1)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chi_square import chi_square_p_value
-from kernels import KERNELS, PARTS, N, enumerated_law
+from kernels import PARTS, N, enumerated_law, table
 from scipy import stats
 
 from numpyro_ndpp import KNDPP, NDPP, Cholesky, to_multihot
@@ -26,7 +26,7 @@ def factored(name, k=None, **limits):
     return KNDPP.from_factors(law.X, law.W, k, sampler=Cholesky())
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", table())
 def test_draws_follow_the_law(name):
     draws = np.asarray(draw_masks(factored(name), jax.random.key(1)))
     assert chi_square_p_value(enumerated_law(name), draws) > 1e-4

@@ -220,7 +220,10 @@ def draw_masks(law, key):
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
-@pytest.mark.parametrize("name", ["ordinary", "skew", "skew pairs", "repeated rows"])
+@pytest.mark.parametrize(
+    "name",
+    ["skew pairs", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ordinary", "skew", "repeated rows"))],
+)
 def test_draws_given_items_follow_the_law(name, sampler):
     """Chi-square over all subsets, false-alarm rate 1e-4 each. Skew kernels have no conditional kernel here."""
     include, exclude = ([3], [5]) if name != "skew pairs" else ([0, 2], [7])

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chi_square import chi_square_p_value
-from kernels import KERNELS, PARTS, TRUE_RANK, N, dense_kernel, enumerated_law
+from kernels import HARDEST, KERNELS, PARTS, SKEW, TRUE_RANK, N, dense_kernel, enumerated_law, table
 from scipy import stats
 
 from numpyro_ndpp import KNDPP, NDPP, Contour, to_multihot
@@ -81,17 +81,24 @@ def test_conditional_probabilities_multiply_to_the_law(length, num_stages, monke
 def possible_sizes(name):
     """0, 1, 2, 3 and the true rank, but for the odd sizes of a kernel that is skew."""
     sizes = {0, 1, 2, 3, TRUE_RANK[name]}
-    return sorted(size for size in sizes if name not in ("skew", "skew pairs") or size % 2 == 0)
+    return sorted(size for size in sizes if name not in SKEW or size % 2 == 0)
 
 
-@pytest.mark.parametrize(("name", "k"), [(name, k) for name in KERNELS for k in possible_sizes(name)])
+@pytest.mark.parametrize(
+    ("name", "k"),
+    [
+        pytest.param(name, k, marks=[] if name in HARDEST else pytest.mark.slow)
+        for name in KERNELS
+        for k in possible_sizes(name)
+    ],
+)
 def test_draws_of_one_size_follow_the_law(name, k):
     draws = np.asarray(draw_masks(factored(name, k), jax.random.key(1)))
     assert (draws.sum(axis=1) == k).all()
     assert chi_square_p_value(enumerated_law(name, k, k), draws) > 1e-4
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", table())
 def test_draws_follow_the_law(name):
     draws = np.asarray(draw_masks(factored(name), jax.random.key(2)))
     assert chi_square_p_value(enumerated_law(name), draws) > 1e-4
@@ -131,6 +138,7 @@ def test_draws_outside_jit_are_grouped_by_width():
     assert chi_square_p_value(enumerated_law("n < d"), draws) > 1e-4
 
 
+@pytest.mark.slow
 def test_inclusion_frequencies_beyond_enumeration():
     n, d, k = 2000, 40, 10
     law = KNDPP(*random_kernel(n, d), k=k, sampler=Contour())
@@ -163,7 +171,7 @@ def check_masses(n, d, k, dtype, cond, tolerance, num_draws=20):
     assert (info.rho <= 1 + 1e-6).all()
 
 
-@pytest.mark.parametrize("cond", [None, 1e6])
+@pytest.mark.parametrize("cond", [pytest.param(None, marks=pytest.mark.slow), 1e6])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-8), (np.float32, 1e-4)])
 def test_mass_is_the_number_of_missing_items(dtype, tolerance, cond):
     check_masses(500, 40, 30, dtype, cond, tolerance)
@@ -181,6 +189,7 @@ def check_masses_of_all_sizes(expected_size, kind, dtype, tolerance):
     assert jnp.abs(info.mass_error).max() < tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ordinary", "pairs"])
 @pytest.mark.parametrize("expected_size", [6.0, 20.0, 30.0, 36.0])
 def test_mass_at_every_size(expected_size, kind):

@@ -125,3 +125,23 @@ def test_bad_data_stops_the_example_at_once(tmp_path):
     path.write_text(" ".join(str(item) for item in range(120)) + "\n")
     with pytest.raises(ValueError, match="line 1: 120 items, but at most 100 are allowed"):
         run("basket_completion", "--data", path)
+
+
+# --- Chains and the paper's figures ----------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("default")
+def test_chain_diagnostics(tmp_path):
+    found = run("chain_diagnostics", "--quick", "--figures", tmp_path)
+    assert any("The chains disagree" in sentence for sentence in found["stuck"])
+    assert len(list(tmp_path.glob("*.png"))) == 8
+
+
+@pytest.mark.filterwarnings("default")
+def test_paper_figures(tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(EXAMPLES.parent / "benchmarks")
+    module = runpy.run_path(str(EXAMPLES.parent / "benchmarks" / "paper_figures.py"))
+    module["main"](["--quick", "--output", str(tmp_path), "--folder", str(tmp_path)])
+    for number in (1, 2, 3):
+        assert (tmp_path / f"paper_figure_{number}.png").stat().st_size > 10_000
+        assert "Paper:" in (tmp_path / f"paper_figure_{number}.md").read_text()

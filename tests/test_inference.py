@@ -65,6 +65,7 @@ def test_nuts_converges_on_a_small_model():
     assert split_gelman_rubin(np.asarray(values).reshape(2, -1)) < 1.05
 
 
+@pytest.mark.slow
 def test_laplace_approximation_has_a_finite_covariance():
     baskets = quality_baskets(50)
     guide = AutoLaplaceApproximation(quality_model)

@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
-from kernels import PARTS, N, all_subsets, enumerated_minors, table
+from kernels import PARTS, SKEW, N, all_subsets, enumerated_minors, table
 from numpyro.infer import MCMC, NUTS, HMCGibbs
 
 from numpyro_ndpp import KNDPP, NDPP, Contour, SubsetGibbs, UpDown, pad_subsets, to_multihot
@@ -47,6 +47,11 @@ def test_hastings_ratio_of_moves_equals_enumeration(name):
             assert len(T) == len(S) - dropped + added
             A = tuple(sorted(S & T))
             assert len(A) == min(len(S), len(T))
+            if min(total(A, added), total(A, dropped)) == 0:
+                # a subset of an odd size under a skew kernel, which only rounding makes possible
+                assert name in SKEW
+                assert abs(value) > 30
+                continue
             expected = math.comb(len(S), dropped) * total(A, added) / (math.comb(len(T), added) * total(A, dropped))
             assert value == pytest.approx(math.log(expected), abs=1e-6)
             num_checked += 1
@@ -179,15 +184,11 @@ def run(kernel, *args, num_samples=NUM_SAMPLES, num_chains=50, extra_fields=(), 
     return mcmc
 
 
-def ways_and_sizes(*quick):
-    """Both ways, fixed and varying size; the others than these are slow."""
-    return [
-        pytest.param(way, k, marks=[] if (way, k) in quick else pytest.mark.slow)
-        for way, k in itertools.product(["Gibbs", "HMCGibbs"], [3, None])
-    ]
+WAYS_AND_SIZES = list(itertools.product(["Gibbs", "HMCGibbs"], [3, None]))
 
 
-@pytest.mark.parametrize(("way", "k"), ways_and_sizes(("Gibbs", None), ("HMCGibbs", 3)))
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "k"), WAYS_AND_SIZES)
 def test_posterior_of_a_regression_equals_enumeration(way, k):
     features, y = regression_data()
 
@@ -199,7 +200,8 @@ def test_posterior_of_a_regression_equals_enumeration(way, k):
     assert total_variation(masks, *exact_regression_posterior(k)) < 0.06
 
 
-@pytest.mark.parametrize(("way", "k"), ways_and_sizes(("HMCGibbs", None)))
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "k"), WAYS_AND_SIZES)
 def test_posterior_with_a_latent_kernel_equals_enumeration(way, k):
     def model():
         kernel_model(k)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chi_square import chi_square_p_value
-from kernels import KERNELS, PARTS, TRUE_RANK, N, all_subsets, dense_kernel, enumerated_law
+from kernels import KERNELS, PARTS, TRUE_RANK, N, all_subsets, dense_kernel, enumerated_law, table
 from scipy import stats
 
 from numpyro_ndpp import KNDPP, NDPP, Cholesky, UpDown, base, to_multihot
@@ -211,12 +211,14 @@ def draws_of_the_paper():
     return masks(KNDPP(*paper_kernel(N, 8), k=5).sample(jax.random.key(0), (100_000,)))
 
 
+@pytest.mark.slow
 def test_draws_of_the_papers_first_figure(draws_of_the_paper):
     """n = 10, d = 8, k = 5, k² steps: the 252 subsets by 10⁵ draws."""
     assert (draws_of_the_paper.sum(axis=1) == 5).all()
     assert chi_square_p_value(law_of_parts(paper_kernel(N, 8), 5, 5), draws_of_the_paper) > 1e-4
 
 
+@pytest.mark.slow
 def test_gap_falls_as_fast_as_that_of_independent_draws(draws_of_the_paper):
     """max |p - q| after 10², ..., 10⁵ draws, against its quantiles for independent draws of the enumerated law."""
     law = law_of_parts(paper_kernel(N, 8), 5, 5)
@@ -239,9 +241,9 @@ def test_draws_of_the_papers_first_figure_by_the_other_operators(up):
     assert chi_square_p_value(law_of_parts(paper_kernel(N, 8), 5, 5), draws) > 1e-4
 
 
-@pytest.mark.parametrize("num_draws", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
-def test_draws_of_all_sizes(num_draws):
-    draws = masks(NDPP(*paper_kernel(N, 8)).sample(jax.random.key(0), (num_draws,)))
+@pytest.mark.slow
+def test_draws_of_all_sizes():
+    draws = masks(NDPP(*paper_kernel(N, 8)).sample(jax.random.key(0), (100_000,)))
     assert chi_square_p_value(law_of_parts(paper_kernel(N, 8), 0, 8), draws) > 1e-4
 
 
@@ -252,7 +254,7 @@ def check_draws(name, k, num_draws, dtype=np.float64, **settings):
     assert chi_square_p_value(enumerated_law(name, k, k), draws) > 1e-4
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", table())
 def test_draws_of_one_size(name):
     check_draws(name, 4 if "pairs" in name or name == "skew" else 3, 10_000)
 
@@ -277,7 +279,7 @@ def test_draws_of_every_size(name):
             check_draws(name, k, 10_000)
 
 
-@pytest.mark.parametrize("name", ["skew", "skew pairs and V"])
+@pytest.mark.parametrize("name", [pytest.param("skew", marks=pytest.mark.slow), "skew pairs and V"])
 def test_draws_of_varying_size(name):
     draws = masks(factored(name, num_steps=100).sample(jax.random.key(3), (5_000,)))
     assert chi_square_p_value(enumerated_law(name), draws) > 1e-4

@@ -206,7 +206,7 @@ class Walk:
         return ChainState(subset, left, right), StepInfo(jnp.where(moves, pair.num_rejections, 0), changed)
 
     def uniform_start(self, key: Array, size: Array | int, otherwise: Array) -> Array:
-        """``size`` items (w,) beside the pinned ones, uniformly; ``otherwise`` (w,) where they have probability zero."""
+        """``size`` items (w,) beside the pinned ones, uniformly; ``otherwise`` (w,) if they have probability zero."""
         uniform = _distinct_items(len(self.tree.X), size, len(otherwise), key)
         uniform = jnp.sort(uniform).astype(otherwise.dtype)
         together = jnp.sort(jnp.append(self.pinned, uniform))
