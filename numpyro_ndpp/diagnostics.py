@@ -32,6 +32,7 @@ from tqdm.auto import tqdm
 from numpyro_ndpp.base import SubsetDistribution, static_int
 from numpyro_ndpp.infer import local_move
 from numpyro_ndpp.samplers import UpDown
+from numpyro_ndpp.samplers.batching import in_chunks
 from numpyro_ndpp.samplers.updown import ChainState, StepInfo, Walk
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ INITS = ("uniform", "greedy")
 # The progress bar is drawn between blocks of so many draws, once a run has taken so many seconds.
 _BLOCK = 100
 _BAR_DELAY = 3.0
+# More chains at a time gain nothing on a CPU.
+_SIDE_BY_SIDE = 256
 # Pairs are sought among so many of the likeliest items that vary.
 _ITEMS_OF_PAIRS = 60
 _LARGEST = 2**31 - 1
@@ -109,11 +112,11 @@ def _run_block(
         changed = jnp.any(items != jnp.sort(start.subset[len(walk.pinned) :]))
         return (key, state), (items, StepInfo(num_rejections, changed))
 
-    def chain(key: Array, state: ChainState) -> tuple[Array, ChainState, Array, StepInfo]:
-        (key, state), (subsets, info) = lax.scan(draw, (key, state), None, length=num_draws)
-        return key, state, subsets.astype(jnp.int32), info
+    def chain(key: Array, *state: Array) -> tuple[Array, ChainState, Array, StepInfo]:
+        (key, after), (subsets, info) = lax.scan(draw, (key, ChainState(*state)), None, length=num_draws)
+        return key, after, subsets.astype(jnp.int32), info
 
-    return jax.vmap(chain)(keys, states)
+    return in_chunks(chain, _SIDE_BY_SIDE, keys, *states)
 
 
 @jax.jit
@@ -132,6 +135,14 @@ def _uniform_starts(law: SubsetDistribution, walk: Walk, keys: Array) -> Array:
     return jax.vmap(start)(keys)
 
 
+def _possible(law: SubsetDistribution, subsets: Array) -> np.ndarray:
+    """Whether subsets (c, w) have a positive probability."""
+    inside = law._inside(subsets)
+    if not bool(inside.all()):  # log_prob would warn of values that are no subsets
+        return np.asarray(inside)
+    return np.asarray(law.log_prob(subsets) > -jnp.inf)
+
+
 def _starts(law: SubsetDistribution, walk: Walk, key: Array, num_chains: int, init: str | ArrayLike) -> Array:
     """Subsets (c, w) of positive probability."""
     if isinstance(init, str):
@@ -141,7 +152,7 @@ def _starts(law: SubsetDistribution, walk: Walk, key: Array, num_chains: int, in
             starts = _uniform_starts(law, walk, random.split(key, num_chains))
         else:
             starts = jnp.tile(law.greedy(), (num_chains, 1))
-        if not bool((law.log_prob(starts) > -jnp.inf).all()):
+        if not _possible(law, starts).all():
             raise ValueError(f"no subset of {law._sizes_in_words()} items has a positive probability under this law")
         return starts
     starts = jnp.asarray(init, jnp.int32)
@@ -151,7 +162,7 @@ def _starts(law: SubsetDistribution, walk: Walk, key: Array, num_chains: int, in
             f"chains or one for each, got {starts.shape}"
         )
     starts = jnp.broadcast_to(starts, (num_chains, law.max_size))
-    impossible = np.flatnonzero(~np.asarray(law._inside(starts) & (law.log_prob(starts) > -jnp.inf)))
+    impossible = np.flatnonzero(~_possible(law, starts))
     if len(impossible):
         subset = starts[impossible[0]].tolist()
         raise ValueError(f"init: chain {impossible[0]} cannot start at {subset}, which has probability zero")
@@ -389,7 +400,7 @@ def _likeliest_pairs(included: np.ndarray, items: np.ndarray, num_pairs: int) ->
     share = included.mean(axis=(0, 1))
     varying = np.flatnonzero((share > 0) & (share < 1))
     candidates = np.sort(varying[np.argsort(-share[varying], kind="stable")[:_ITEMS_OF_PAIRS]])
-    x = included[..., candidates].reshape(-1, len(candidates)).astype(np.float32)
+    x = included[..., candidates].reshape(included[..., 0].size, len(candidates)).astype(np.float32)
     together = x.T @ x
     pairs = sorted(itertools.combinations(range(len(candidates)), 2), key=lambda pair: -together[pair])[:num_pairs]
     chosen = [(int(candidates[a]), int(candidates[b])) for a, b in pairs]
@@ -402,11 +413,25 @@ def _likeliest_pairs(included: np.ndarray, items: np.ndarray, num_pairs: int) ->
     return stacked[..., varies], [name for name, keep in zip(names, varies, strict=True) if keep]
 
 
+def _widest_split(included: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The direction (m,) in which the chains' means differ most, and the draws along it (chain, draw, 1).
+
+    The direction comes from the first half of the draws and is judged on the second: chains that have mixed have an
+    R-hat of one along it, however many items there are to choose from.
+    """
+    half = included.shape[1] // 2
+    means = included[:, :half].mean(axis=1)
+    direction = np.linalg.svd(means - means.mean(axis=0), full_matrices=False)[2][0]
+    return direction, included[:, half:] @ direction[:, None]
+
+
 def summarize_chains(data: Any, *, num_pairs: int = 20, threshold: float = 1.05) -> "pd.DataFrame":
     """A table that judges chains of subsets, as ``az.summary`` does for numbers, and in words what is wrong.
 
-    Rows: ``log_det``; ``size``; the items that vary (worst, worst tenth, median, each column by itself); the pairs of
-    items that are most often together; the items that never vary, which are counted and not averaged in. Columns:
+    Rows: ``log_det``; ``size``; the items that vary (worst, worst tenth, median, each column by itself); a weighted sum
+    of items, the one by which the first halves of the chains differ most, in the second halves (many items that differ
+    a little make a sum that differs much); the pairs of items that are most often together; the items that never vary,
+    which are counted and not averaged in. Columns:
     ``mean``, ``sd``; ``ess_bulk``, ``ess_tail``; ``ess_per_sec``, where the data know how long they took; ``r_hat``,
     ArviZ's rank-normalised one; ``psrf``, the classical one; ``z``, the gap between an item's frequency and its exact
     probability in standard errors; ``number``, of how many quantities a row tells.
@@ -457,13 +482,20 @@ def summarize_chains(data: Any, *, num_pairs: int = 20, threshold: float = 1.05)
     deviation = np.sqrt(np.maximum(exact * (1 - exact), 1e-12) / ess)
     z = (included.mean(axis=(0, 1)) - exact) / deviation
     rows += _rows_of_many("items", of_items, z[varies])
+    direction, along = _widest_split(included)
+    split: dict[str, Any] = {"": "items: widest split", "mean": along.mean(), "sd": along.std(ddof=1), "number": 1}
+    if not _is_constant(along).any() and num_draws >= 8:
+        split |= {key: values[0] for key, values in _judge(along, seconds).items()}
+        rows.append(split)
     pairs, pair_items = _likeliest_pairs(included, items, num_pairs)
     of_pairs = _judge(pairs, seconds)
     rows += _rows_of_many("pairs", of_pairs, None)
     if (~varies).any():
         rows.append({"": "items that never vary", "z": np.abs(z[~varies]).max(), "number": int((~varies).sum())})
 
-    problems = _problems(subsets, rows[0], rows[1], items, varies, of_items, z, pair_items, of_pairs, threshold)
+    problems = _problems(
+        subsets, rows[0], rows[1], items, varies, of_items, z, split, direction, pair_items, of_pairs, threshold
+    )
     columns = ["mean", "sd", "ess_bulk", "ess_tail", "ess_per_sec", "r_hat", "psrf", "z", "number"]
     table = pd.DataFrame(rows).set_index("").rename_axis(None).reindex(columns=columns)
     table["number"] = table["number"].astype(int)
@@ -483,6 +515,8 @@ def _problems(
     varies: np.ndarray,
     of_items: dict[str, np.ndarray],
     z: np.ndarray,
+    split: dict[str, Any],
+    direction: np.ndarray,
     pair_items: list[tuple],
     of_pairs: dict[str, np.ndarray],
     threshold: float,
@@ -505,6 +539,14 @@ def _problems(
         problems.append(
             f"The chains disagree about {bad.sum()} of {len(bad)} items, most about item {numbers[worst]}: R-hat is "
             f"{of_items['r_hat'][worst]:.2f}, above {threshold}."
+        )
+    if split.get("r_hat", 1.0) > threshold:
+        order = np.argsort(direction)
+        parts = [items[[place for place in part if abs(direction[place]) > 0.1]][:5] for part in (order[::-1], order)]
+        one, other = (", ".join(map(str, part)) or "the others" for part in parts)
+        problems.append(
+            f"The chains are in different parts of the catalogue, items {one} against {other}: R-hat is "
+            f"{split['r_hat']:.2f} for the weighted sum of items that parts them most, above {threshold}."
         )
     if of_pairs and (of_pairs["r_hat"] > threshold).any():
         bad, worst = of_pairs["r_hat"] > threshold, int(np.argmax(of_pairs["r_hat"]))

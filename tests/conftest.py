@@ -7,17 +7,6 @@ import pytest
 
 jax.config.update("jax_enable_x64", True)
 
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Most of a run is compilation: what took long is kept for the next run and for the other workers.
-
-    The quick tests are compiled without XLA's costly passes, in half the time; the slow ones as users compile.
-    """
-    jax.config.update("jax_compilation_cache_dir", str(config.rootpath / ".pytest_cache" / "compiled"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    jax.config.update("jax_disable_most_optimizations", config.getoption("markexpr") == "not slow")
-
-
 # Every compiled program holds some twenty memory mappings, of which Linux gives a process 65,530 and no more: XLA
 # crashes at the next one. The tests compile thousands of programs.
 _MAPPINGS = Path("/proc/self/maps")

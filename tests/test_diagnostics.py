@@ -82,7 +82,7 @@ def test_chains_have_named_dimensions(healthy):
     np.testing.assert_allclose(posterior["log_det"].values[3, 7], np.log(minor), rtol=1e-8)
 
 
-@pytest.mark.parametrize("name", ["ordinary", "skew", "skew pairs and V"])
+@pytest.mark.parametrize("name", [pytest.param("ordinary", marks=pytest.mark.slow), "skew", "skew pairs and V"])
 def test_chains_of_varying_size_follow_the_law(name):
     data = run_chains(NDPP(*PARTS[name]), random.key(1), num_chains=3000, num_steps=60, thin=60)
     masks = data["posterior"]["included"].values[:, -1].astype(int)
@@ -101,12 +101,14 @@ def test_chains_of_a_conditioned_law():
     assert chi_square_p_value({subset: p / total for subset, p in given.items()}, masks) > 1e-4
 
 
+@pytest.mark.slow
 def test_rejections_are_counted():
     law = KNDPP(*PARTS["ordinary"], k=3, sampler=UpDown(up="rejection"))
     data = run_chains(law, random.key(0), num_chains=4, num_steps=50)
     assert data["sample_stats"]["num_rejections"].values.sum() > 0
 
 
+@pytest.mark.slow
 def test_starts():
     law = KNDPP(*PARTS["ordinary"], k=3, sampler=Contour())  # chains walk, whatever the sampler
     greedy = run_chains(law, random.key(0), 3, 1, init="greedy")
@@ -169,9 +171,15 @@ def test_numbers_do_not_depend_on_the_major_of_arviz():
     np.testing.assert_allclose(table.loc["items: worst", "ess_tail"], REFERENCE["ess_tail"], rtol=1e-9)
 
 
-REFERENCE = {"r_hat": 0.0, "psrf": 0.0, "ess_bulk": 0.0, "ess_tail": 0.0}
+REFERENCE = {
+    "r_hat": 1.0017456028720881,
+    "psrf": 1.0029141868590523,
+    "ess_bulk": 305.0221809767557,
+    "ess_tail": 305.0221809767563,
+}
 
 
+@pytest.mark.slow
 def test_z_scores_of_a_right_law_are_normal():
     data = run_chains(NDPP(*PARTS["ordinary"]), random.key(5), num_chains=20, num_steps=4000, thin=4)
     table, problems = judged(data)
@@ -195,8 +203,9 @@ def test_chains_stuck_in_two_halves_of_a_block_kernel():
     rng = np.random.default_rng(0)
     subsets = np.stack([np.array(half)[rng.integers(len(half), size=300)] for half in (*halves, *halves)])
     table, problems = judged(chains_to_arviz(subsets, law))
-    assert table.loc["items: worst", "r_hat"] > 1.5
+    assert table.loc["items: widest split", "r_hat"] > 1.5
     assert "The chains disagree about 10 of 10 items" in problems
+    assert "The chains are in different parts of the catalogue, items" in problems
     assert "have not run long enough, or cannot reach one another" in problems
     with pytest.warns(ConvergenceWarning, match="The chains disagree about"):
         summarize_chains(chains_to_arviz(subsets, law))
@@ -299,6 +308,7 @@ def paper_kernel(n, d, seed=0):
     return V * (2 / d) ** 0.25, B * (2 / d) ** 0.25, D
 
 
+@pytest.mark.slow
 def test_mixing_time_grows_with_the_size_and_not_with_the_catalogue():
     times = {
         (n, k): mixing_time(KNDPP(*paper_kernel(n, 10), k=k), random.key(1)).num_steps
@@ -306,8 +316,8 @@ def test_mixing_time_grows_with_the_size_and_not_with_the_catalogue():
     }
     for n in (100, 1600):
         assert times[n, 16] > 2 * times[n, 4]
-    for k in (4, 16):
-        assert 1 / 2 < times[1600, k] / times[100, k] < 2
+    for k in (4, 16):  # sixteen times the catalogue
+        assert times[1600, k] < 2 * times[100, k]
 
 
 def test_a_mixing_time_that_is_not_reached():
@@ -350,7 +360,9 @@ def test_correlations_of_pairs_equal_enumeration():
         weights = np.array(list(exact.values()))
         covariance = (masks * weights[:, None]).T @ masks - np.outer(weights @ masks, weights @ masks)
         deviation = np.sqrt(np.diag(covariance))
-        expected = covariance / np.outer(deviation, deviation)
+        varies = deviation > 1e-9
+        scale = np.where(varies, deviation, 1.0)
+        expected = np.where(np.outer(varies, varies), covariance / np.outer(scale, scale), 0.0)
         np.fill_diagonal(expected, 0.0)
         np.testing.assert_allclose(pair_correlations(law, np.arange(N)), expected, atol=1e-8)
 
@@ -378,9 +390,7 @@ def test_pictures_of_other_data():
 
 
 def subset_model(y=None):
-    chosen = numpyro.sample(
-        "chosen", NDPP(np.eye(4), np.zeros((4, 1)), np.zeros((1, 1))), infer={"event_dims": ["slot"]}
-    )
+    chosen = numpyro.sample("chosen", NDPP(np.eye(4), np.zeros((4, 1)), np.zeros((1, 1))))
     included = numpyro.deterministic("included", to_multihot(chosen, 4))
     mean = numpyro.sample("mean", numpyro.distributions.Normal(included.sum(), 1.0))
     numpyro.sample("y", numpyro.distributions.Normal(mean, 1.0), obs=y)
@@ -398,7 +408,7 @@ def test_runs_of_numpyro_go_through_arviz():
         progress_bar=False,
     )
     mcmc.run(random.key(0), 2.0)
-    data = az.from_numpyro(mcmc, dims={"included": ["item"]})
+    data = az.from_numpyro(mcmc, dims={"chosen": ["slot"], "included": ["item"]})
     assert data["posterior"]["chosen"].dims == ("chain", "draw", "slot")
     assert data["posterior"]["included"].dims == ("chain", "draw", "item")
     assert data["posterior"]["chosen"].shape == (2, 30, 4)
