@@ -13,7 +13,8 @@ test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
 
 # The other major of ArviZ, which comes with Python 3.12: what depends on it, where that interpreter exists.
-PY312 := $(or $(shell python3.12 -c 'import sys; print(sys.executable)' 2>/dev/null),$(wildcard $(shell pyenv prefix 3.12 2>/dev/null)/bin/python))
+PY312 := $(shell for python in python3.12 "$$(pyenv prefix 3.12 2>/dev/null)/bin/python"; do \
+	"$$python" -c 'import sys; assert sys.version_info[:2] == (3, 12); print(sys.executable)' 2>/dev/null && break; done)
 test-py312:
 ifeq ($(PY312),)
 	@echo "no Python 3.12 here: left out"
@@ -57,4 +58,4 @@ $(VENV)/.installed-%: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) docs/_build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-py312 docs/_build .pytest_cache .mypy_cache .ruff_cache

@@ -181,7 +181,7 @@ def exact_mixing_time(law, num_chains: int, length: int = 16) -> int:
 def figure_3(quick: bool, axis) -> list[str]:
     columns, num_chains = (10, 50) if quick else (20, 100)
     many = [100, 200] if quick else [100, 200, 400, 800, 1600, 3200]
-    sizes = [2, 6] if quick else [2, 4, 6, 10, 14, 18, 22, 26, 30]
+    sizes = [2, 6] if quick else [2, 6, 12, 18, 24, 30]
     lines = [f"| n | {' | '.join(f'k = {size}' for size in sizes)} |", "|---" * (1 + len(sizes)) + "|"]
     for n in many:
         X, W = kernel(n, 2 * columns, np.float64)

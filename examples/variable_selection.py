@@ -83,7 +83,7 @@ def draw_figure(path: Path, inclusion: dict, true: list[int], found: dict) -> No
     top = 1.05 * max(map(max, found.values()))
     axes[1].plot([0, top], [0, top], color="0.7", zorder=0)
     axes[1].scatter(found["independent"], found["repulsive"], s=20)
-    axes[1].set(xlabel="share of draws that are the truth, independent", ylabel="the same, repulsive")
+    axes[1].set(xlabel="share of draws that are\nthe truth, independent prior", ylabel="the same, repulsive prior")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)

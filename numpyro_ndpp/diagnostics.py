@@ -47,6 +47,8 @@ _BLOCK = 100
 _BAR_DELAY = 3.0
 # More chains at a time gain nothing on a CPU.
 _SIDE_BY_SIDE = 256
+# The expected number of effective draws with an item, and without it, from which a z-score is one.
+_LEAST_COUNT = 10.0
 # Pairs are sought among so many of the likeliest items that vary.
 _ITEMS_OF_PAIRS = 60
 _LARGEST = 2**31 - 1
@@ -57,8 +59,9 @@ class ConvergenceWarning(UserWarning):
 
 
 class MixingTime(NamedTuple):
-    """The first step from which the PSRF stays below the threshold, None if it did not; and the PSRF after each step.
+    """The first step from which the PSRF stays below the threshold, and the PSRF after each step.
 
+    ``num_steps`` is None if it did not fall below, or too late to see whether it stays there.
     ``psrf[t - 1]`` belongs to the first t steps; that of a single step is NaN.
     """
 
@@ -81,7 +84,7 @@ def _walk_of(law: SubsetDistribution) -> Walk:
 
 def _step(law: SubsetDistribution, walk: Walk, key: Array, state: ChainState) -> tuple[ChainState, StepInfo]:
     """One step of a chain: of the walk itself where the size is fixed, else one that may change it."""
-    if law.min_size == law.max_size:
+    if law.min_size == law.max_size != 1:  # the walk exchanges two items; a single one is exchanged by a move
         return walk.step(key, state)
     move_key, accept_key = random.split(key)
     subset = state.subset[len(walk.pinned) :]
@@ -200,13 +203,13 @@ def run_chains(
         law; the greedy one where that has probability zero. ``"greedy"``: all at the greedy MAP subset. Or padded
         subsets, (w,) or (num_chains, w).
     :param max_items: for catalogues up to this size every item has an indicator; beyond it, the items that occur, and
-        of these the most frequent.
+        of these the likeliest.
     :param progress_bar: a bar for runs of more than a few seconds.
     :return: as :func:`chains_to_arviz` gives it, with the group ``sample_stats``: ``num_rejections``, rejected
         proposals since the last recorded subset, and ``changed``, whether the subset is another one.
     :raises ValueError: for numbers out of range, starts of probability zero, a batch of laws.
 
-    O(k d² + d² log n) a step and chain, after O(n d²) once.
+    O(k d² + d² log n) a step and chain, and d³ where the size varies, after O(n d²) once.
 
     >>> from jax import random
     >>> from numpyro_ndpp import KNDPP, run_chains
@@ -263,12 +266,16 @@ def _to_arviz(groups: dict[str, Any], coords: dict, dims: dict, attrs: dict) -> 
     return data
 
 
-def _frequent_items(subsets: np.ndarray, n: int, max_items: int) -> np.ndarray:
-    """The items with an indicator: all, or of those that occur the most frequent."""
+def _items_shown(subsets: np.ndarray, probs: np.ndarray, max_items: int) -> np.ndarray:
+    """The items with an indicator: all, or of those that occur the likeliest.
+
+    The most frequent would be those that chance favoured: their frequencies would be too high.
+    """
+    n = len(probs)
     if n <= max_items:
         return np.arange(n)
-    items, counts = np.unique(subsets[subsets < n], return_counts=True)
-    return np.sort(items[np.argsort(-counts, kind="stable")[:max_items]])
+    items = np.unique(subsets[subsets < n])
+    return np.sort(items[np.argsort(-probs[items], kind="stable")[:max_items]])
 
 
 def _indicators(subsets: np.ndarray, items: np.ndarray, n: int) -> np.ndarray:
@@ -318,7 +325,8 @@ def chains_to_arviz(
             f"subsets: items must be 0 to {n - 1}, and {n} where there is none, got {subsets.min()} to {subsets.max()}"
         )
     log_det = np.asarray(jax.jit(_log_dets)(dist, subsets))
-    items = _frequent_items(subsets, n, max_items)
+    probs = np.asarray(dist.inclusion_probs())
+    items = _items_shown(subsets, probs, max_items)
     groups: dict[str, Any] = {
         "posterior": {
             "subset": subsets,
@@ -326,7 +334,7 @@ def chains_to_arviz(
             "size": np.sum(subsets < n, axis=-1),
             "included": _indicators(subsets, items, n),
         },
-        "constant_data": {"inclusion_probs": np.asarray(dist.inclusion_probs())[items]},
+        "constant_data": {"inclusion_probs": probs[items]},
     }
     if sample_stats:
         groups["sample_stats"] = {name: np.asarray(array) for name, array in sample_stats.items()}
@@ -335,8 +343,15 @@ def chains_to_arviz(
 
 
 def _log_dets(law: SubsetDistribution, subsets: Array) -> Array:
-    """log det L_S of subsets with their pinned items (chains, draws), a chain at a time."""
-    return lax.map(lambda chain: law.log_prob(chain) + law.log_normalizer, subsets)
+    """log det L_S of subsets with their pinned items (chains, draws), a chain at a time; -inf outside the support."""
+
+    def of_chain(chain: Array) -> Array:
+        inside = law._inside(chain)
+        proper = jnp.where(inside[:, None], chain, law.num_items).astype(jnp.int32)
+        log_minors = law._log_minors(law.X, law._inner_block, law._with_pinned(proper))
+        return jnp.where(inside, log_minors, -jnp.inf)
+
+    return lax.map(of_chain, subsets)
 
 
 # --- The table -------------------------------------------------------------------------------------------------------
@@ -387,8 +402,10 @@ def _rows_of_many(name: str, judged: dict[str, np.ndarray], z: np.ndarray | None
         row: dict[str, Any] = {"": f"{name}: {label}"}
         for key, values in columns.items():
             badness = level if _WORST[key] is np.argmax else 1 - level
-            row[key] = np.quantile(values, badness, method="nearest") if not np.isnan(values).any() else np.nan
-        if z is not None:
+            # ArviZ leaves out the middle one of an odd number of draws: an item that varies nowhere else has no R-hat.
+            known = values[~np.isnan(values)]
+            row[key] = np.quantile(known, badness, method="nearest") if len(known) else np.nan
+        if z is not None and len(z):
             row["z"] = np.quantile(np.abs(z), level, method="nearest")
         row["number"] = len(judged["mean"])
         rows.append(row)
@@ -400,7 +417,7 @@ def _likeliest_pairs(included: np.ndarray, items: np.ndarray, num_pairs: int) ->
     share = included.mean(axis=(0, 1))
     varying = np.flatnonzero((share > 0) & (share < 1))
     candidates = np.sort(varying[np.argsort(-share[varying], kind="stable")[:_ITEMS_OF_PAIRS]])
-    x = included[..., candidates].reshape(included[..., 0].size, len(candidates)).astype(np.float32)
+    x = included[..., candidates].reshape(included.shape[0] * included.shape[1], len(candidates)).astype(np.float32)
     together = x.T @ x
     pairs = sorted(itertools.combinations(range(len(candidates)), 2), key=lambda pair: -together[pair])[:num_pairs]
     chosen = [(int(candidates[a]), int(candidates[b])) for a, b in pairs]
@@ -419,6 +436,8 @@ def _widest_split(included: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     The direction comes from the first half of the draws and is judged on the second: chains that have mixed have an
     R-hat of one along it, however many items there are to choose from.
     """
+    if included.shape[-1] == 0:
+        return np.zeros(0), np.zeros((*included.shape[:2], 1))
     half = included.shape[1] // 2
     means = included[:, :half].mean(axis=1)
     direction = np.linalg.svd(means - means.mean(axis=0), full_matrices=False)[2][0]
@@ -434,7 +453,7 @@ def summarize_chains(data: Any, *, num_pairs: int = 20, threshold: float = 1.05)
     which are counted and not averaged in. Columns:
     ``mean``, ``sd``; ``ess_bulk``, ``ess_tail``; ``ess_per_sec``, where the data know how long they took; ``r_hat``,
     ArviZ's rank-normalised one; ``psrf``, the classical one; ``z``, the gap between an item's frequency and its exact
-    probability in standard errors; ``number``, of how many quantities a row tells.
+    probability in standard errors, for items that are not too rare; ``number``, of how many quantities a row tells.
 
     :param data: from :func:`run_chains` or :func:`chains_to_arviz`: two chains at least, of four draws at least.
     :param num_pairs: how many pairs.
@@ -466,22 +485,26 @@ def summarize_chains(data: Any, *, num_pairs: int = 20, threshold: float = 1.05)
         raise ValueError(f"data has {num_draws} draws a chain: R-hat and ESS take four at least")
     seconds = posterior.attrs.get("sampling_time")
 
-    rows, problems = [], []
+    rows = []
     for name, x in (("log_det", log_det), ("size", size)):
-        row: dict[str, Any] = {"": name, "mean": x.mean(), "sd": x.std(ddof=1), "number": 1}
-        if not _is_constant(x):
+        finite = x[np.isfinite(x)] if np.isfinite(x).any() else np.full(2, np.nan)
+        row: dict[str, Any] = {"": name, "mean": finite.mean(), "sd": finite.std(ddof=1), "number": 1}
+        if not _is_constant(x) and np.isfinite(x).all():
             row |= {key: values[0] for key, values in _judge(x[..., None], seconds).items()}
         rows.append(row)
 
     varies = ~_is_constant(included)
     of_items = _judge(included[..., varies], seconds)
-    ess = np.full(len(items), float(num_chains))  # an item that never varies says no more than one draw of each chain
+    ess = np.full(len(items), float(num_chains))
     if of_items:
-        ess[varies] = np.where(np.isfinite(of_items["ess_bulk"]), of_items["ess_bulk"], num_chains)
-        ess[varies] = np.where(np.isinf(of_items["r_hat"]), num_chains, ess[varies])
-    deviation = np.sqrt(np.maximum(exact * (1 - exact), 1e-12) / ess)
-    z = (included.mean(axis=(0, 1)) - exact) / deviation
-    rows += _rows_of_many("items", of_items, z[varies])
+        moving = np.isfinite(of_items["ess_bulk"]) & ~np.isinf(of_items["r_hat"])
+        ess[varies] = np.where(moving, of_items["ess_bulk"], num_chains)
+        ess[~varies] = np.median(ess[varies])  # as much as the others say: ArviZ counts every draw there
+    variance = exact * (1 - exact)
+    # The number of draws with a rare item is no normal one; such items have no z-score.
+    common = ess * variance >= _LEAST_COUNT
+    z = np.where(common, (included.mean(axis=(0, 1)) - exact) / np.sqrt(np.where(common, variance / ess, 1.0)), 0.0)
+    rows += _rows_of_many("items", of_items, z[varies & common])
     direction, along = _widest_split(included)
     split: dict[str, Any] = {"": "items: widest split", "mean": along.mean(), "sd": along.std(ddof=1), "number": 1}
     if not _is_constant(along).any() and num_draws >= 8:
@@ -491,10 +514,26 @@ def summarize_chains(data: Any, *, num_pairs: int = 20, threshold: float = 1.05)
     of_pairs = _judge(pairs, seconds)
     rows += _rows_of_many("pairs", of_pairs, None)
     if (~varies).any():
-        rows.append({"": "items that never vary", "z": np.abs(z[~varies]).max(), "number": int((~varies).sum())})
+        worst = np.abs(z[~varies & common]).max(initial=0.0) if (~varies & common).any() else np.nan
+        rows.append({"": "items that never vary", "z": worst, "number": int((~varies).sum())})
 
-    problems = _problems(
-        subsets, rows[0], rows[1], items, varies, of_items, z, split, direction, pair_items, of_pairs, threshold
+    problems = []
+    if not np.isfinite(log_det).all():
+        problems.append(f"{np.sum(~np.isfinite(log_det))} of {log_det.size} draws have probability zero under the law.")
+    problems += _problems(
+        subsets,
+        rows[0],
+        rows[1],
+        items,
+        varies,
+        of_items,
+        z,
+        split,
+        direction,
+        pair_items,
+        of_pairs,
+        threshold,
+        certain=bool(((exact < 1e-12) | (exact > 1 - 1e-12)).all()),
     )
     columns = ["mean", "sd", "ess_bulk", "ess_tail", "ess_per_sec", "r_hat", "psrf", "z", "number"]
     table = pd.DataFrame(rows).set_index("").rename_axis(None).reindex(columns=columns)
@@ -520,12 +559,13 @@ def _problems(
     pair_items: list[tuple],
     of_pairs: dict[str, np.ndarray],
     threshold: float,
+    certain: bool,
 ) -> list[str]:
     """What is wrong, in sentences."""
     problems = []
     num_chains, num_draws = subsets.shape[:2]
     still = np.flatnonzero((subsets == subsets[:, :1]).all(axis=(1, 2)))
-    if len(still):
+    if len(still) and not certain:
         which = f"chain {still[0]} is" if len(still) == 1 else f"{len(still)} of {num_chains} chains are"
         problems.append(f"{which} constant: the same subset in all {num_draws} draws.")
 
@@ -535,21 +575,21 @@ def _problems(
             problems.append(f"The chains disagree about {what}: R-hat is {r_hat:.2f}, above {threshold}.")
     if of_items and (of_items["r_hat"] > threshold).any():
         bad, numbers = of_items["r_hat"] > threshold, items[varies]
-        worst = int(np.argmax(of_items["r_hat"]))
+        worst = int(np.nanargmax(of_items["r_hat"]))
         problems.append(
             f"The chains disagree about {bad.sum()} of {len(bad)} items, most about item {numbers[worst]}: R-hat is "
             f"{of_items['r_hat'][worst]:.2f}, above {threshold}."
         )
     if split.get("r_hat", 1.0) > threshold:
-        order = np.argsort(direction)
-        parts = [items[[place for place in part if abs(direction[place]) > 0.1]][:5] for part in (order[::-1], order)]
-        one, other = (", ".join(map(str, part)) or "the others" for part in parts)
+        order, cut = np.argsort(direction), 0.3 * np.abs(direction).max()
+        parts = ([i for i in order[::-1] if direction[i] > cut], [i for i in order if direction[i] < -cut])
+        one, other = (", ".join(str(items[i]) for i in part[:5]) or "the others" for part in parts)
         problems.append(
             f"The chains are in different parts of the catalogue, items {one} against {other}: R-hat is "
             f"{split['r_hat']:.2f} for the weighted sum of items that parts them most, above {threshold}."
         )
     if of_pairs and (of_pairs["r_hat"] > threshold).any():
-        bad, worst = of_pairs["r_hat"] > threshold, int(np.argmax(of_pairs["r_hat"]))
+        bad, worst = of_pairs["r_hat"] > threshold, int(np.nanargmax(of_pairs["r_hat"]))
         problems.append(
             f"The chains disagree about {bad.sum()} of {len(bad)} pairs, most about {pair_items[worst]}: R-hat is "
             f"{of_pairs['r_hat'][worst]:.2f}, above {threshold}."
@@ -566,8 +606,8 @@ def _problems(
     from scipy import stats
 
     # one false alarm in a thousand tables
-    limit = float(stats.norm.isf(0.5e-3 / len(z)))
-    if np.abs(z).max() > limit:
+    limit = float(stats.norm.isf(0.5e-3 / max(len(z), 1)))
+    if np.abs(z).max(initial=0.0) > limit:
         worst = int(np.argmax(np.abs(z)))
         way = "more" if z[worst] > 0 else "less"
         problems.append(
@@ -641,11 +681,16 @@ def mixing_time(
     keys = random.split(chain_key, num_chains)
     log_dets = jax.jit(_log_dets)
     recorded: list[np.ndarray] = []
+    next_look = 0.0
     with tqdm(unit="step", delay=_BAR_DELAY, disable=not progress_bar) as bar:
         while True:
             keys, states, subsets, _ = _run_block(dist, walk, keys, states, _BLOCK, 1)
             recorded.append(np.asarray(log_dets(dist, subsets)))
             bar.update(_BLOCK)
+            length = _BLOCK * len(recorded)
+            if length < min(next_look, max_steps):
+                continue
+            next_look = 1.2 * length  # looking takes time in proportion to the length
             psrf = running_psrf(np.concatenate(recorded, axis=1)[:, :max_steps])
             above = np.flatnonzero(~(psrf < threshold))  # the first, NaN, among them
             first = int(above[-1]) + 2

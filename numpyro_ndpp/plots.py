@@ -63,7 +63,7 @@ def plot_chains(data: Any) -> "Figure":
         for chain, values in enumerate(x):
             colour = f"C{chain}" if few else "C0"
             trace.plot(values, color=colour, linewidth=0.7, alpha=0.9 if few else max(0.1, 5 / num_chains))
-        trace.set(xlabel="draw", ylabel=name, xlim=(0, num_draws - 1))
+        trace.set(xlabel="draw", ylabel=name, xlim=(0, max(num_draws - 1, 1)))
 
         # Ties, of which sizes have many, are broken at random: average ranks would leave bins empty.
         noise = np.random.default_rng(0).permutation(x.size)
@@ -87,7 +87,7 @@ def plot_chains(data: Any) -> "Figure":
         ranks.set_ylim(0, max(2.0, 1.25 * share.max()))
         _tidy(trace)
         _tidy(ranks)
-    axes[0, 1].legend(frameon=False, fontsize=8, ncols=2 if quantities else 1, loc="upper center")
+    axes[0, 1].legend(frameon=False, fontsize=8, ncols=2, loc="upper center")
     return figure
 
 

@@ -215,8 +215,9 @@ def _log_circle_sum(
 
     wanted = (sizes >= low) & (sizes <= high)
     if pinned is None:
-        # L + Lᵀ is positive semidefinite: where the trace vanishes, L is skew, and a skew matrix has no odd minors.
-        is_skew = jnp.sum(W * C) <= d * eps * jnp.sum(jnp.abs(W * C))
+        # L + Lᵀ is positive semidefinite: where its trace vanishes, L is skew, and a skew matrix has no odd minors. The
+        # symmetric part comes first: nothing cancels in the sum.
+        is_skew = jnp.sum(0.5 * (W + W.T) * C) <= 4 * eps * norm
         wanted &= ~is_skew | (sizes % 2 == 0)
     log_power = jnp.where(wanted, -sizes * log_radius, -jnp.inf)
     shift_power, shift_abs = jnp.max(log_power, initial=jnp.finfo(dtype).min), lax.stop_gradient(jnp.max(log_abs))

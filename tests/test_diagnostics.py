@@ -30,7 +30,7 @@ from numpyro_ndpp import (
     summarize_chains,
     to_multihot,
 )
-from numpyro_ndpp.diagnostics import running_psrf
+from numpyro_ndpp.diagnostics import _uniform_starts, _walk_of, running_psrf
 from numpyro_ndpp.plots import pair_correlations
 
 NOTHING = np.zeros((N, 1)), np.zeros((1, 1))
@@ -102,6 +102,21 @@ def test_chains_of_a_conditioned_law():
 
 
 @pytest.mark.slow
+def test_chains_of_one_item_move():
+    data = run_chains(KNDPP(*PARTS["ordinary"], k=1), random.key(1), num_chains=300, num_steps=10)
+    masks = data["posterior"]["included"].values[:, 1:].reshape(-1, N).astype(int)  # each draw is a fresh one
+    assert chi_square_p_value(enumerated_law("ordinary", 1, 1), masks) > 1e-4
+    assert (run_chains(KNDPP(*PARTS["ordinary"], k=0), random.key(1), 2, 4)["posterior"]["size"].values == 0).all()
+
+
+def test_uniform_starts_keep_to_the_items_that_are_left():
+    law = KNDPP(*PARTS["ordinary"], k=2).condition(exclude=jnp.arange(5))
+    walk = _walk_of(law)
+    starts = np.asarray(_uniform_starts(law, walk, random.split(random.key(0), 200)))
+    assert starts.min() >= 5
+    assert len(np.unique(starts, axis=0)) == 10  # all pairs of the five
+
+
 def test_rejections_are_counted():
     law = KNDPP(*PARTS["ordinary"], k=3, sampler=UpDown(up="rejection"))
     data = run_chains(law, random.key(0), num_chains=4, num_steps=50)
@@ -111,14 +126,12 @@ def test_rejections_are_counted():
 @pytest.mark.slow
 def test_starts():
     law = KNDPP(*PARTS["ordinary"], k=3, sampler=Contour())  # chains walk, whatever the sampler
-    greedy = run_chains(law, random.key(0), 3, 1, init="greedy")
-    assert greedy["posterior"]["subset"].shape == (3, 1, 3)
+    greedy = run_chains(law, random.key(0), 3, 1, init="greedy")["posterior"]["subset"].values[:, 0]
+    assert all(len({*first} & {*law.greedy().tolist()}) >= 1 for first in greedy.tolist())
     own = run_chains(law, random.key(0), 2, 5, init=jnp.array([[0, 1, 2], [3, 4, 5]]))
     # two of the three items are exchanged at a time: one of the start is still there after a step
-    assert [
-        len({*first} & {*start}) >= 1
-        for first, start in zip(own["posterior"]["subset"].values[:, 0], ([0, 1, 2], [3, 4, 5]), strict=True)
-    ]
+    after = own["posterior"]["subset"].values[:, 0].tolist()
+    assert all(len({*items} & {*start}) >= 1 for items, start in zip(after, ([0, 1, 2], [3, 4, 5]), strict=True))
     spread = run_chains(NDPP(*PARTS["ordinary"]), random.key(0), 200, 1)["posterior"]["size"].values
     assert len(np.unique(spread)) >= 6
 
@@ -131,8 +144,8 @@ def test_only_items_that_occur_have_indicators():
     kept = posterior["item"].values
     assert len(kept) == min(10, len(items))
     assert set(kept) <= set(items)
-    shown = counts[np.isin(items, kept)]
-    assert shown.min() >= counts[~np.isin(items, kept)].max(initial=0)
+    shown, probs = counts[np.isin(items, kept)], np.asarray(law.inclusion_probs())
+    assert probs[kept].min() >= probs[np.setdiff1d(items, kept)].max(initial=0)
     np.testing.assert_allclose(posterior["included"].values.sum(axis=(0, 1)), shown)
 
 
@@ -154,8 +167,11 @@ def test_numbers_are_those_of_arviz_and_numpyro(healthy):
     assert table.loc["items: worst", "psrf"] == gelman_rubin(x).max()
     assert table.loc["items: worst", "ess_bulk"] == az.ess({"x": x})["x"].values.min()
     assert table.loc["items: worst", "number"] == N
-    both = x[..., :, None] * x[..., None, :]
-    assert table.loc["pairs: worst", "r_hat"] <= az.rhat({"x": both.reshape(8, 1000, -1)[..., 1:]})["x"].max()
+    first, second = np.triu_indices(N, 1)
+    both = x[..., first] * x[..., second]
+    likeliest = np.argsort(-both.sum(axis=(0, 1)), kind="stable")[:20]
+    assert table.loc["pairs: worst", "r_hat"] == az.rhat({"x": both[..., likeliest]})["x"].values.max()
+    assert table.loc["pairs: worst", "number"] == 20
     exact = np.asarray(KNDPP(*PARTS["ordinary"], k=4).inclusion_probs())
     ess = az.ess({"x": x})["x"].values
     z = (x.mean(axis=(0, 1)) - exact) / np.sqrt(exact * (1 - exact) / ess)
@@ -247,6 +263,26 @@ def test_a_wrong_law_is_found_where_all_chains_agree():
     table, problems = judged(chains(*4 * [most]))
     assert table.loc["log_det"].isna()["r_hat"]  # all determinants are one
     assert "Frequencies differ from the exact probabilities: item" in problems
+
+
+def test_rare_items_raise_no_alarm():
+    """Independent draws of a flat law over many items: the count of each is a Poisson number of mean 0.8."""
+    n, rng = 4000, np.random.default_rng(0)
+    law = KNDPP(np.eye(n, 2) + 1.0, np.zeros((n, 1)), np.zeros((1, 1)), k=1)
+    probs = np.asarray(law.inclusion_probs())
+    draws = rng.choice(n, p=probs / probs.sum(), size=(4, 800, 1)).astype(np.int32)
+    for max_items in (100, n):
+        _, problems = judged(chains_to_arviz(draws, law, max_items=max_items))
+        assert "Frequencies differ" not in problems
+
+
+def test_draws_of_probability_zero_are_named():
+    subsets = np.sort(np.random.default_rng(0).permuted(np.tile(np.arange(N), (2, 50, 1)), axis=-1)[..., :2], axis=-1)
+    law = KNDPP(np.eye(N)[:, :8], *NOTHING, k=2)  # the last two items are impossible
+    expected = (subsets >= 8).any(axis=-1).sum()
+    table, problems = judged(chains_to_arviz(subsets, law))
+    assert f"{expected} of 100 draws have probability zero" in problems
+    assert table.loc["log_det", "mean"] == 0
 
 
 def test_bad_data():

@@ -96,6 +96,19 @@ def test_zero_above_the_true_rank_and_nowhere_else(name, dtype):
     np.testing.assert_allclose(one_size(jnp.arange(1, rank + 1)), expected[1 : rank + 1], **tolerance)
 
 
+def test_a_small_symmetric_part_is_not_taken_for_none():
+    """Features of B that are nearly alike: W ∘ C is large and cancels, and the trace is small beside it."""
+    rng = np.random.default_rng(0)
+    n, d = 200, 20
+    V, B = 0.01 * rng.normal(size=(n, d)), 1 + 0.02 * rng.normal(size=(n, d))
+    D = rng.normal(size=(d, d))
+    X = np.concatenate([V, B], axis=1).astype(np.float32)
+    W = np.zeros((2 * d, 2 * d), np.float32)
+    W[:d, :d], W[d:, d:] = np.eye(d), D - D.T
+    one = polynomials.log_sum_esp(W, X.T @ X, 1, 1, 2 * d)
+    np.testing.assert_allclose(one, np.log(np.sum(V**2)), rtol=1e-2)
+
+
 def test_number_of_nodes_suits_one_size():
     assert polynomials.num_nodes(100, 100, 200) == 100
     assert polynomials.num_nodes(1, 1, 200) == 24

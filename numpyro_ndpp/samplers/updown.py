@@ -206,9 +206,15 @@ class Walk:
         return ChainState(subset, left, right), StepInfo(jnp.where(moves, pair.num_rejections, 0), changed)
 
     def uniform_start(self, key: Array, size: Array | int, otherwise: Array) -> Array:
-        """``size`` items (w,) beside the pinned ones, uniformly; ``otherwise`` (w,) if they have probability zero."""
-        uniform = _distinct_items(len(self.tree.X), size, len(otherwise), key)
-        uniform = jnp.sort(uniform).astype(otherwise.dtype)
+        """``size`` items (w,) beside the pinned ones, uniformly; ``otherwise`` (w,) if they have probability zero.
+
+        Items without features, as conditioning leaves those that are out, are not among them. O(n).
+        """
+        n = len(self.tree.X)
+        free = jnp.any(self.tree.X != 0, axis=1).at[self.pinned].set(False, mode="drop")
+        items = jnp.flatnonzero(free, size=n, fill_value=n)
+        places = _distinct_items(jnp.sum(free), size, len(otherwise), key)
+        uniform = jnp.sort(items.at[places].get(mode="fill", fill_value=n)).astype(otherwise.dtype)
         together = jnp.sort(jnp.append(self.pinned, uniform))
         return jnp.where(log_minor(self.tree.X, self.W, together) > -jnp.inf, uniform, otherwise)
 
@@ -486,7 +492,7 @@ def _without_phantom_sizes(size_logits: Array, starts: Array, n: int) -> Array:
     return jnp.where(found | ~unlikely, size_logits, -jnp.inf)
 
 
-def _distinct_items(n: int, size: Array | int, width: int, key: Array) -> Array:
+def _distinct_items(n: Array | int, size: Array | int, width: int, key: Array) -> Array:
     """``size`` of n items (width,), uniformly without repetition and padded with n (Floyd's algorithm)."""
 
     def add(subset: Array, step: tuple[Array, Array]) -> tuple[Array, None]:
