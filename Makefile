@@ -20,7 +20,7 @@ ifeq ($(PY312),)
 	@echo "no Python 3.12 here: left out"
 else
 	$(MAKE) .venv-py312/.installed-test VENV=.venv-py312 PYTHON=$(PY312)
-	.venv-py312/bin/python -m pytest -m "not slow" -n auto --dist loadfile tests/test_diagnostics.py tests/test_examples.py
+	.venv-py312/bin/python -m pytest -m "not slow" -n auto tests/test_diagnostics.py
 endif
 
 test-slow: $(VENV)/.installed-test
@@ -43,6 +43,7 @@ benchmark: $(VENV)/.installed-benchmark
 	$(BIN)/python benchmarks/log_prob.py
 	$(BIN)/python benchmarks/updown.py
 	$(BIN)/python benchmarks/samplers.py
+	$(BIN)/python benchmarks/paper_figures.py
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
