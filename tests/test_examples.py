@@ -137,6 +137,7 @@ def test_chain_diagnostics(tmp_path):
     assert len(list(tmp_path.glob("*.png"))) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_paper_figures(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(EXAMPLES.parent / "benchmarks")
