@@ -257,7 +257,8 @@ def _to_arviz(groups: dict[str, Any], coords: dict, dims: dict, attrs: dict) -> 
     import arviz as az
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="More chains")  # many short chains are meant
+        # Many short chains are meant; each major has words of its own for them.
+        warnings.filterwarnings("ignore", message="More chains|Found chain dimension to be longer")
         if hasattr(az, "convert_to_datatree"):
             data = az.from_dict(groups, coords=coords, dims=dims)
         else:

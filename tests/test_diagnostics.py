@@ -453,7 +453,7 @@ def test_runs_of_numpyro_go_through_arviz():
     assert "ess_per_sec" not in table.columns
 
     prior = Predictive(subset_model, num_samples=10)(random.key(0))
-    data = az.from_numpyro(prior=prior, dims={"chosen": ["slot"], "included": ["item"]})
+    data = az.from_numpyro(mcmc, prior=prior, dims={"chosen": ["slot"], "included": ["item"]})
     assert data["prior"]["chosen"].dims == ("chain", "draw", "slot")
 
 
