@@ -153,7 +153,7 @@ def pair_correlations(dist: SubsetDistribution, items: ArrayLike) -> np.ndarray:
     >>> from numpyro_ndpp import NDPP
     >>> V = jnp.array([[1.0, 0.0], [0.9, 0.1]])
     >>> pair_correlations(NDPP(V, jnp.zeros((2, 1)), jnp.zeros((1, 1))), [0, 1]).round(2).tolist()
-    [[0.0, -0.44], [-0.44, 0.0]]
+    [[0.0, -0.46], [-0.46, 0.0]]
     """
     items = np.asarray(items)
     p = np.asarray(dist.inclusion_probs(), np.float64)[items]
