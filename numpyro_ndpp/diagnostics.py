@@ -33,7 +33,7 @@ from numpyro_ndpp.base import SubsetDistribution, static_int
 from numpyro_ndpp.infer import local_move
 from numpyro_ndpp.samplers import UpDown
 from numpyro_ndpp.samplers.batching import in_chunks
-from numpyro_ndpp.samplers.updown import ChainState, StepInfo, Walk
+from numpyro_ndpp.samplers.updown import ChainState, StepInfo, Walk, _chunk_size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,7 +119,10 @@ def _run_block(
         (key, after), (subsets, info) = lax.scan(draw, (key, ChainState(*state)), None, length=num_draws)
         return key, after, subsets.astype(jnp.int32), info
 
-    return in_chunks(chain, _SIDE_BY_SIDE, keys, *states)
+    chunk = _chunk_size(walk, walk.width)
+    if jax.default_backend() == "cpu":
+        chunk = min(chunk, _SIDE_BY_SIDE)
+    return in_chunks(chain, chunk, keys, *states)
 
 
 @jax.jit
@@ -172,7 +175,18 @@ def _starts(law: SubsetDistribution, walk: Walk, key: Array, num_chains: int, in
     return starts
 
 
-def _check_law(law: Any) -> None:
+def _begin(
+    law: SubsetDistribution, key: Array, num_chains: int, init: str | ArrayLike
+) -> tuple[Walk, Array, ChainState]:
+    """The walk of a law, and the keys (c,) and states of chains at their starts."""
+    walk = _walk_of(law)
+    start_key, chain_key = random.split(key)
+    states = jax.vmap(walk.init)(_starts(law, walk, start_key, num_chains, init))
+    return walk, random.split(chain_key, num_chains), states
+
+
+def check_law(law: Any) -> None:
+    """Refuse what is not one law of subsets."""
     if not isinstance(law, SubsetDistribution):
         raise TypeError(f"dist must be an NDPP or KNDPP, or one of these conditioned, got a {type(law).__name__}")
     if law.batch_shape:
@@ -218,14 +232,11 @@ def run_chains(
     >>> data["posterior"]["included"].sizes["item"], data["posterior"]["subset"].shape
     (30, (4, 50, 3))
     """
-    _check_law(dist)
+    check_law(dist)
     num_chains = static_int("num_chains", num_chains, 1, _LARGEST, "the largest")
     num_steps = static_int("num_steps", num_steps, 1, _LARGEST, "the largest")
     thin = static_int("thin", thin, 1, num_steps, "num_steps")
-    walk = _walk_of(dist)
-    start_key, chain_key = random.split(key)
-    states = jax.vmap(walk.init)(_starts(dist, walk, start_key, num_chains, init))
-    keys = random.split(chain_key, num_chains)
+    walk, keys, states = _begin(dist, key, num_chains, init)
 
     num_draws = num_steps // thin
     blocks = [min(_BLOCK, num_draws - first) for first in range(0, num_draws, _BLOCK)]
@@ -314,7 +325,7 @@ def chains_to_arviz(
     >>> data["posterior"]["size"].values.tolist()
     [[1, 2]]
     """
-    _check_law(dist)
+    check_law(dist)
     max_items = static_int("max_items", max_items, 1, _LARGEST, "the largest")
     subsets, n = np.asarray(subsets), dist.num_items
     if subsets.ndim != 3 or not np.issubdtype(subsets.dtype, np.integer):
@@ -325,7 +336,7 @@ def chains_to_arviz(
         raise ValueError(
             f"subsets: items must be 0 to {n - 1}, and {n} where there is none, got {subsets.min()} to {subsets.max()}"
         )
-    log_det = np.asarray(jax.jit(_log_dets)(dist, subsets))
+    log_det = np.asarray(_log_dets(dist, subsets))
     probs = np.asarray(dist.inclusion_probs())
     items = _items_shown(subsets, probs, max_items)
     groups: dict[str, Any] = {
@@ -343,6 +354,7 @@ def chains_to_arviz(
     return _to_arviz(groups, {"item": items}, dims, {"num_items": n, **(attrs or {})})
 
 
+@jax.jit
 def _log_dets(law: SubsetDistribution, subsets: Array) -> Array:
     """log det L_S of subsets with their pinned items (chains, draws), a chain at a time; -inf outside the support."""
 
@@ -390,19 +402,19 @@ def _judge(x: np.ndarray, seconds: float | None) -> dict[str, np.ndarray]:
     }
 
 
-_WORST = {"ess_bulk": np.argmin, "ess_tail": np.argmin, "ess_per_sec": np.argmin, "r_hat": np.argmax, "psrf": np.argmax}
+_LOW_IS_BAD, _HIGH_IS_BAD = ("ess_bulk", "ess_tail", "ess_per_sec"), ("r_hat", "psrf")
 
 
 def _rows_of_many(name: str, judged: dict[str, np.ndarray], z: np.ndarray | None) -> list[dict[str, Any]]:
     """The worst, the worst tenth and the median of many like quantities, each column by itself."""
     if not judged:
         return []
-    columns = {key: judged[key] for key in _WORST}
+    columns = {key: judged[key] for key in _LOW_IS_BAD + _HIGH_IS_BAD}
     rows = []
     for label, level in (("worst", 1.0), ("worst tenth", 0.9), ("median", 0.5)):
         row: dict[str, Any] = {"": f"{name}: {label}"}
         for key, values in columns.items():
-            badness = level if _WORST[key] is np.argmax else 1 - level
+            badness = level if key in _HIGH_IS_BAD else 1 - level
             # ArviZ leaves out the middle one of an odd number of draws: an item that varies nowhere else has no R-hat.
             known = values[~np.isnan(values)]
             row[key] = np.quantile(known, badness, method="nearest") if len(known) else np.nan
@@ -671,22 +683,18 @@ def mixing_time(
     >>> 2 <= result.num_steps < 200
     True
     """
-    _check_law(dist)
+    check_law(dist)
     num_chains = static_int("num_chains", num_chains, 2, _LARGEST, "the largest")
     max_steps = static_int("max_steps", max_steps, 2, _LARGEST, "the largest")
     if not threshold > 1.0:
         raise ValueError(f"threshold must be above one, got {threshold!r}")
-    walk = _walk_of(dist)
-    start_key, chain_key = random.split(key)
-    states = jax.vmap(walk.init)(_starts(dist, walk, start_key, num_chains, init))
-    keys = random.split(chain_key, num_chains)
-    log_dets = jax.jit(_log_dets)
+    walk, keys, states = _begin(dist, key, num_chains, init)
     recorded: list[np.ndarray] = []
     next_look = 0.0
     with tqdm(unit="step", delay=_BAR_DELAY, disable=not progress_bar) as bar:
         while True:
             keys, states, subsets, _ = _run_block(dist, walk, keys, states, _BLOCK, 1)
-            recorded.append(np.asarray(log_dets(dist, subsets)))
+            recorded.append(np.asarray(_log_dets(dist, subsets)))
             bar.update(_BLOCK)
             length = _BLOCK * len(recorded)
             if length < min(next_look, max_steps):

@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_ndpp.base import SubsetDistribution
-from numpyro_ndpp.diagnostics import MixingTime, running_psrf
+from numpyro_ndpp.diagnostics import MixingTime, check_law, running_psrf
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -180,10 +180,7 @@ def plot_kernel(
     :param names: a name for every item of the catalogue; by default the numbers.
     :raises ValueError: for items out of range or repeated, fewer than two, names that are not n.
     """
-    if not isinstance(dist, SubsetDistribution):
-        raise TypeError(f"dist must be an NDPP or KNDPP, or one of these conditioned, got a {type(dist).__name__}")
-    if dist.batch_shape:
-        raise ValueError(f"dist must be one law, got a batch of shape {dist.batch_shape}")
+    check_law(dist)
     n = dist.num_items
     if names is not None and len(names) != n:
         raise ValueError(f"names must have one name for each of {n} items, got {len(names)}")
