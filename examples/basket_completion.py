@@ -22,29 +22,14 @@ from jax import random
 from numpyro.infer import SVI, Trace_ELBO, init_to_sample
 from numpyro.infer.autoguide import AutoDelta
 
-from numpyro_ndpp import NDPP, Cholesky, pad_subsets, to_multihot, unpad_subsets
-from numpyro_ndpp.datasets import load_baskets
+from numpyro_ndpp import NDPP, Cholesky, pad_subsets, to_multihot
+from numpyro_ndpp.datasets import load_baskets, simulate_baskets
+from numpyro_ndpp.metrics import mean_percentile_rank
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-ITEMS = ["tea", "coffee", "bread", "butter", "pasta", "sauce", "cola", "juice", "soap", "candles", "rice", "beans"]
-SUBSTITUTES = [("tea", "coffee"), ("cola", "juice"), ("rice", "beans")]
-COMPLEMENTS = [("bread", "butter"), ("pasta", "sauce"), ("soap", "candles")]
 NUM_HELD_OUT = 2000
-
-
-def true_kernel() -> NDPP:
-    """Substitutes share a direction of V; complements are tied by one skew pair of B and D."""
-    n = len(ITEMS)
-    number = {name: i for i, name in enumerate(ITEMS)}
-    V, B, D = 0.6 * np.eye(n), np.zeros((n, 2 * len(COMPLEMENTS))), np.zeros((2 * len(COMPLEMENTS),) * 2)
-    for first, second in SUBSTITUTES:
-        V[number[second]] = 0.95 * V[number[first]] + 0.2 * V[number[second]]
-    for j, (first, second) in enumerate(COMPLEMENTS):
-        B[number[first], 2 * j] = B[number[second], 2 * j + 1] = 0.9
-        D[2 * j, 2 * j + 1] = 1.0
-    return NDPP(V, B, D, sampler=Cholesky()).with_expected_size(3.0)
 
 
 def directions(n: int, d: int) -> np.ndarray:
@@ -115,24 +100,12 @@ def complete(law: NDPP, basket: list[int], names: list[str], number: int = 3) ->
     print(f"  {', '.join(names[item] for item in basket)} -> {best}")
 
 
-def percentile_rank(scores: np.ndarray, hidden: np.ndarray, rest: np.ndarray) -> float:
-    """The mean, over baskets, of the share of items outside the rest that score no more than the hidden one."""
-    n = scores.shape[1]
-    outside = ~np.asarray(to_multihot(rest, n), bool)
-    own = np.take_along_axis(scores, hidden[:, None], axis=1)
-    return float(np.mean(100 * np.sum((scores <= own) & outside, axis=1) / np.sum(outside, axis=1)))
-
-
 def judge(law: NDPP, held_out: list[list[int]], share: np.ndarray) -> None:
     """Hide one item of every held-out basket and look for it."""
-    rng, n = np.random.default_rng(0), law.num_items
-    baskets = [rng.permutation(basket) for basket in held_out if len(basket) > 1]
-    hidden = np.array([basket[0] for basket in baskets])
-    rest = pad_subsets([basket[1:] for basket in baskets], n)
-    scores = np.asarray(law.next_item_log_prob(rest))
-    ours, popular = (percentile_rank(each, hidden, rest) for each in (scores, np.tile(share, (len(baskets), 1))))
-    print(f"\nMean percentile rank of a hidden item in {len(baskets)} held-out baskets: {ours:.2f}")
-    print(f"by popularity alone: {popular:.2f}")
+    ours, popular = (mean_percentile_rank(each, held_out) for each in (law, share))
+    number = sum(len(basket) > 1 for basket in held_out)
+    print(f"\nMean percentile rank of a hidden item in {number} held-out baskets: {ours.value:.2f}")
+    print(f"by popularity alone: {popular.value:.2f}")
 
 
 def draw_figure(path: Path, baskets, predicted, names: list[str], pairs: tuple[list, list]) -> None:
@@ -181,15 +154,16 @@ def main(arguments: list[str] | None = None) -> None:
     start = time.perf_counter()
 
     if options.data is None:
-        truth, names, known = true_kernel(), ITEMS, (COMPLEMENTS, SUBSTITUTES)
+        shop = simulate_baskets(200 if options.quick else 2000)
+        lists, names, truth = shop.baskets, shop.items, shop.law
+        known = [[(names[a], names[b]) for a, b in pairs] for pairs in (shop.complements, shop.substitutes)]
         (d1, d2), spread = options.rank or (12, 6), (1.0, 1.0)
-        lists = unpad_subsets(truth.sample(random.key(0), (200 if options.quick else 2000,)), len(names))
         held_out: list[list[int]] = []
         print(f"{len(lists)} simulated baskets of {len(names)} items, for example:")
     else:
         (d1, d2), spread = options.rank or (60, 40), (0.1, 0.25)
         catalogue = options.catalogue.read_text().splitlines() if options.catalogue else None
-        lists, names = load_baskets(options.data, catalogue=catalogue, max_size=d1 + d2)
+        lists, names, _ = load_baskets(options.data, catalogue=catalogue, max_size=d1 + d2)
         known = None
         order = np.random.default_rng(0).permutation(len(lists))
         cut = min(NUM_HELD_OUT, len(lists) // 4)

@@ -1,20 +1,130 @@
-"""Baskets from files: npz with ``indptr``, ``indices`` and ``items``, or text with one basket per line."""
+r"""Baskets: simulated ones whose law is known, files of our own formats, and the papers' data as published.
 
+A basket is a list of item numbers, increasing. Our formats are npz with ``indptr``, ``indices`` and ``items``, and text
+with one basket per line. The loaders of published data read the publishers' own files line by line, number the items
+in the order of their codes, and drop baskets of more than 100 lines, as the papers do; what is dropped is counted and
+said.
+"""
+
+import csv
+import gzip
 import itertools
-from collections.abc import Sequence
+import json
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+import zipfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
+import jax
 import numpy as np
+from tqdm.auto import tqdm
 
-__all__ = ["Baskets", "load_baskets"]
+from numpyro_ndpp.distributions import NDPP
+from numpyro_ndpp.samplers import Cholesky
+from numpyro_ndpp.subsets import unpad_subsets
+
+__all__ = [
+    "Baskets",
+    "SimulatedBaskets",
+    "load_baskets",
+    "load_goodreads",
+    "load_instacart",
+    "load_million_song",
+    "load_recipes",
+    "load_uk_retail",
+    "save_baskets",
+    "simulate_baskets",
+]
+
+_BAR_DELAY = 2.0  # seconds before a progress bar is shown
+_LINES_PER_UPDATE = 2**14
 
 
 class Baskets(NamedTuple):
-    """Baskets as lists of item numbers, and the name of every item."""
+    """Baskets as lists of item numbers, the name of every item, and how much was dropped, by reason."""
 
     baskets: list[list[int]]
     items: list[str]
+    dropped: dict[str, int]
+
+
+# --- Simulated -------------------------------------------------------------------------------------------------------
+
+SHOP = ("tea", "coffee", "bread", "butter", "pasta", "sauce", "cola", "juice", "soap", "candles", "rice", "beans")
+
+
+class SimulatedBaskets(NamedTuple):
+    """Baskets, the name of every item, the pairs that attract and those that repel, and the law they come from."""
+
+    baskets: list[list[int]]
+    items: list[str]
+    complements: list[tuple[int, int]]
+    substitutes: list[tuple[int, int]]
+    law: NDPP
+
+
+def simulate_baskets(
+    num_baskets: int,
+    *,
+    items: Sequence[str] = SHOP,
+    complements: Sequence[tuple[int, int]] = ((2, 3), (4, 5), (8, 9)),
+    substitutes: Sequence[tuple[int, int]] = ((0, 1), (6, 7), (10, 11)),
+    expected_size: float = 3.0,
+    seed: int = 0,
+) -> SimulatedBaskets:
+    """Independent baskets from an NDPP whose complements (bought together) and substitutes (one of two) are known.
+
+    Substitutes share a direction of V; complements are tied by one skew pair of B and D; other items are independent.
+    An item may be in one pair at most. The kernel has a column for every item: for up to some hundreds of them.
+
+    :raises ValueError: for a pair of one item with itself or one out of range, an item in two pairs, a negative number
+        of baskets.
+
+    >>> shop = simulate_baskets(3)
+    >>> [[shop.items[item] for item in basket] for basket in shop.baskets][0][:2]
+    ['coffee', 'bread']
+    """
+    n, num_skew = len(items), 2 * len(complements)
+    paired = [item for pair in (*complements, *substitutes) for item in pair]
+    if any(not 0 <= item < n for item in paired) or len(set(paired)) < len(paired):
+        raise ValueError(
+            f"complements and substitutes must be pairs of different items from 0 to {n - 1}, none in two pairs, got "
+            f"{list(complements)} and {list(substitutes)}"
+        )
+    if num_baskets < 0:
+        raise ValueError(f"num_baskets must not be negative, got {num_baskets}")
+    V, B, D = 0.6 * np.eye(n), np.zeros((n, num_skew)), np.zeros((num_skew, num_skew))
+    for first, second in substitutes:
+        V[second] = 0.95 * V[first] + 0.2 * V[second]
+    for j, (first, second) in enumerate(complements):
+        B[first, 2 * j] = B[second, 2 * j + 1] = 0.9
+        D[2 * j, 2 * j + 1] = 1.0
+    law = NDPP(V, B, D, sampler=Cholesky()).with_expected_size(expected_size)
+    baskets = unpad_subsets(law.sample(jax.random.key(seed), (num_baskets,)), n)
+    return SimulatedBaskets(baskets, list(items), list(complements), list(substitutes), law)
+
+
+# --- Our formats -----------------------------------------------------------------------------------------------------
+
+
+def save_baskets(path: str | Path, baskets: Iterable[Sequence[int]], items: Sequence[str]) -> None:
+    """Write an npz file that :func:`load_baskets` reads.
+
+    >>> import pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "baskets.npz"
+    >>> save_baskets(path, [[0, 1], [1]], ["tea", "milk"])
+    >>> load_baskets(path).baskets
+    [[0, 1], [1]]
+    """
+    rows = [np.asarray(basket, dtype=np.int32).reshape(-1) for basket in baskets]
+    indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    indices = np.concatenate([*rows, np.zeros(0, np.int32)])
+    with Path(path).open("wb") as file:
+        np.savez_compressed(file, indptr=indptr, indices=indices, items=np.array(items, dtype=np.str_))
 
 
 def load_baskets(path: str | Path, *, catalogue: Sequence[str] | None = None, max_size: int | None = None) -> Baskets:
@@ -45,7 +155,7 @@ def load_baskets(path: str | Path, *, catalogue: Sequence[str] | None = None, ma
     for place, basket in baskets:
         if max_size is not None and len(basket) > max_size:
             raise ValueError(f"{path}, {what} {place}: {len(basket)} items, but at most {max_size} are allowed")
-    return Baskets([basket for _, basket in baskets], items)
+    return Baskets([basket for _, basket in baskets], items, {})
 
 
 def _from_npz(path: Path) -> tuple[list[tuple[int, list[int]]], list[str]]:
@@ -88,3 +198,270 @@ def _from_text(path: Path, catalogue: Sequence[str] | None) -> tuple[list[tuple[
         return baskets, list(catalogue)
     num_items = 1 + max((item for _, basket in baskets for item in basket), default=-1)
     return baskets, [str(number) for number in range(num_items)]
+
+
+# --- Published data --------------------------------------------------------------------------------------------------
+
+
+def load_uk_retail(path: str | Path, *, max_size: int | None = 100, progress_bar: bool = True) -> Baskets:
+    """UCI *Online Retail*, the publisher's xlsx or a csv of it: one basket per invoice.
+
+    Rows with a quantity of zero or less (returns) are dropped. An item is a stock code; its name is the code and its
+    most frequent description.
+
+    :param max_size: baskets with more lines are dropped, counted before repeated items are merged, as published; None:
+        none is.
+    :raises ValueError: for a file that cannot be read so; the message names the file and the line.
+    """
+    wanted = ("InvoiceNo", "StockCode", "Description", "Quantity")
+    names: dict[str, dict[str, int]] = {}
+    collected = _Collected(max_size)
+    for line, (invoice, code, description, quantity) in _table_rows(Path(path), wanted, progress_bar):
+        try:
+            bought = float(quantity) > 0
+        except ValueError:
+            raise ValueError(f"{path}, line {line}: Quantity is {quantity!r}, which is no number") from None
+        if not bought:
+            collected.drop("rows with a quantity of zero or less")
+            continue
+        described = names.setdefault(code, {})
+        described[description.strip()] = described.get(description.strip(), 0) + 1
+        collected.add(invoice, code)
+
+    def name(code: str) -> str:
+        return f"{code} {max(names[code], key=lambda text: (names[code][text], text))}".strip()
+
+    return collected.baskets(path, progress_bar, name)
+
+
+def load_recipes(path: str | Path, *, max_size: int | None = 100, progress_bar: bool = True) -> Baskets:
+    """Food.com *PP_recipes.csv* (Majumder et al. 2019): one basket per recipe, items are ingredient ids.
+
+    Parameters and errors are those of :func:`load_uk_retail`.
+    """
+    collected = _Collected(max_size)
+    for line, (recipe, ids) in _table_rows(Path(path), ("id", "ingredient_ids"), progress_bar):
+        if not re.fullmatch(r"\s*\[[\d\s,]*\]\s*", ids):
+            raise ValueError(f"{path}, line {line}: ingredient_ids is {ids[:40]!r}, not a list of numbers like [1, 2]")
+        for ingredient in re.findall(r"\d+", ids):
+            collected.add(recipe, ingredient)
+    return collected.baskets(path, progress_bar, by_number=True)
+
+
+def load_instacart(
+    orders: str | Path, products: str | Path, *, max_size: int | None = 100, progress_bar: bool = True
+) -> Baskets:
+    """Instacart 2017, *order_products__prior.csv* with *products.csv*: one basket per order, items are products.
+
+    Products that no order names are left out. Other parameters and errors are those of :func:`load_uk_retail`.
+    """
+    columns = ("product_id", "product_name")
+    names = {product: name for _, (product, name) in _table_rows(Path(products), columns, progress_bar)}
+    collected = _Collected(max_size)
+    for line, (order, product) in _table_rows(Path(orders), ("order_id", "product_id"), progress_bar):
+        if product not in names:
+            raise ValueError(f"{orders}, line {line}: product {product!r} is not in {products}")
+        collected.add(order, product)
+    return collected.baskets(orders, progress_bar, names.__getitem__, by_number=True)
+
+
+def load_million_song(path: str | Path, *, max_size: int | None = 100, progress_bar: bool = True) -> Baskets:
+    """Echo Nest *train_triplets.txt* (McFee et al. 2012): one basket per listener, items are songs.
+
+    The catalogue has the songs of the baskets that are kept, as published. Other parameters and errors are those of
+    :func:`load_uk_retail`.
+    """
+    collected = _Collected(max_size)
+    for number, line in _lines(Path(path), progress_bar):
+        fields = line.rstrip("\r\n").split("\t")
+        if len(fields) != 3:
+            raise ValueError(
+                f"{path}, line {number}: a listener, a song and a count with tabs between, got {line[:60]!r}"
+            )
+        collected.add(fields[0], fields[1])
+    return collected.baskets(path, progress_bar, only_kept=True)
+
+
+def load_goodreads(path: str | Path, *, max_size: int | None = 100, progress_bar: bool = True) -> Baskets:
+    """UCSD *Goodreads* interactions or reviews, csv or json (gzipped or not): one basket per reader, items are books.
+
+    Parameters and errors are those of :func:`load_uk_retail`.
+    """
+    path, collected = Path(path), _Collected(max_size)
+    if ".json" in path.suffixes:
+        for number, line in _lines(path, progress_bar):
+            try:
+                record = json.loads(line)
+                collected.add(str(record["user_id"]), str(record["book_id"]))
+            except (json.JSONDecodeError, KeyError, TypeError):
+                raise ValueError(
+                    f"{path}, line {number}: an object with user_id and book_id, got {line[:60]!r}"
+                ) from None
+    else:
+        for _, (reader, book) in _table_rows(path, ("user_id", "book_id"), progress_bar):
+            collected.add(reader, book)
+    return collected.baskets(path, progress_bar, by_number=True)
+
+
+class _Collected:
+    """Pairs of a basket and an item as they are read, in two arrays of numbers."""
+
+    def __init__(self, max_size: int | None) -> None:
+        self.max_size = max_size
+        self.dropped: dict[str, int] = {}
+        self.of_basket: dict[str, int] = {}
+        self.of_item: dict[str, int] = {}
+        self.pairs = array("q"), array("q")
+
+    def add(self, basket: str, item: str) -> None:
+        self.pairs[0].append(self.of_basket.setdefault(basket, len(self.of_basket)))
+        self.pairs[1].append(self.of_item.setdefault(item, len(self.of_item)))
+
+    def drop(self, reason: str, number: int = 1) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + number
+
+    def baskets(
+        self,
+        path: str | Path,
+        progress_bar: bool,
+        name: Callable[[str], str] = str,
+        *,
+        by_number: bool = False,
+        only_kept: bool = False,
+    ) -> Baskets:
+        """All of them, small enough, with the items in the order of their codes."""
+        if not self.of_basket:
+            raise ValueError(f"{path} has no baskets")
+        rows, items = (np.frombuffer(numbers, dtype=np.int64) for numbers in self.pairs)
+        if self.max_size is not None:
+            large = np.bincount(rows) > self.max_size
+            if large.all():
+                raise ValueError(f"{path} has no baskets of at most {self.max_size} lines")
+            if large.any():
+                self.drop(f"baskets with more than {self.max_size} lines", int(large.sum()))
+            rows, items = rows[~large[rows]], items[~large[rows]]
+        codes = list(self.of_item)
+        if only_kept:
+            used = np.unique(items)
+            codes, items = [codes[i] for i in used], np.searchsorted(used, items)
+        try:
+            order = sorted(range(len(codes)), key=lambda i: int(codes[i]) if by_number else codes[i])
+        except ValueError:
+            bad = next(code for code in codes if not code.isdecimal())
+            raise ValueError(f"{path}: {bad!r} is no item number") from None
+        place = np.empty(len(codes), np.int64)
+        place[order] = np.arange(len(codes))
+        pairs = np.unique(np.stack([rows, place[items]], axis=1), axis=0)
+        starts = np.flatnonzero(np.diff(pairs[:, 0], prepend=-1))
+        baskets = [row.tolist() for row in np.split(pairs[:, 1], starts[1:])]
+        if self.dropped and progress_bar:
+            said = ", ".join(f"{number:,} {reason}" for reason, number in self.dropped.items())
+            print(f"{path}: {len(baskets):,} baskets of {len(codes):,} items; dropped: {said}", file=sys.stderr)
+        return Baskets(baskets, [name(codes[i]) for i in order], self.dropped)
+
+
+def _lines(path: Path, progress_bar: bool) -> Iterator[tuple[int, str]]:
+    """The lines of a text file, gzipped or not, with their numbers from 1 on, and a bar over the bytes."""
+    with (
+        path.open("rb") as raw,
+        tqdm(
+            total=path.stat().st_size,
+            unit="B",
+            unit_scale=True,
+            delay=_BAR_DELAY,
+            desc=path.name,
+            disable=not progress_bar,
+        ) as bar,
+    ):
+        opened: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+        try:
+            for number, line in enumerate(opened, 1):
+                if number % _LINES_PER_UPDATE == 0:
+                    bar.update(raw.tell() - bar.n)
+                try:
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError:
+                    text = line.decode("latin-1")
+                if text.strip():
+                    yield number, text
+        except (gzip.BadGzipFile, EOFError) as error:
+            raise ValueError(f"{path}: not a whole gzip file ({error})") from error
+
+
+def _table_rows(path: Path, wanted: Sequence[str], progress_bar: bool) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """The wanted columns of a csv or xlsx table, with the line of each row."""
+    if path.suffix == ".xlsx":
+        rows: Iterator[tuple[int, list[str]]] = _sheet_rows(path, progress_bar)
+    else:
+        # A quoted field may hold line ends: the csv reader takes as many lines as it needs.
+        numbered = _lines(path, progress_bar)
+        place = [0]
+
+        def texts() -> Iterator[str]:
+            for place[0], text in numbered:
+                yield text
+
+        rows = ((place[0], row) for row in csv.reader(texts()))
+    header = next(rows, (0, []))[1]
+    missing = [name for name in wanted if name not in header]
+    if missing:
+        raise ValueError(f"{path}, line 1: no column {missing[0]!r}; the columns are {header}")
+    places = [header.index(name) for name in wanted]
+    for line, row in rows:
+        if len(row) <= max(places):
+            raise ValueError(f"{path}, line {line}: {len(row)} fields, but column {wanted[-1]!r} is wanted")
+        yield line, tuple(row[i] for i in places)
+
+
+def _sheet_rows(path: Path, progress_bar: bool) -> Iterator[tuple[int, list[str]]]:
+    """The rows of the first sheet of an xlsx file, one at a time; cells that are left out are empty."""
+    try:
+        book = zipfile.ZipFile(path)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path} is not an xlsx file: {error}") from error
+    with book:
+        names = set(book.namelist())
+        sheet = "xl/worksheets/sheet1.xml"
+        if sheet not in names:
+            raise ValueError(f"{path} is not an xlsx file: it has no {sheet}")
+        shared: list[str] = []
+        if "xl/sharedStrings.xml" in names:
+            with book.open("xl/sharedStrings.xml") as file:
+                shared += (_text(element, "}t") for element in _closing(file, "si"))
+        size = book.getinfo(sheet).file_size
+        with (
+            book.open(sheet) as file,
+            tqdm(
+                total=size, unit="B", unit_scale=True, delay=_BAR_DELAY, desc=path.name, disable=not progress_bar
+            ) as bar,
+        ):
+            for line, row in enumerate(_closing(file, "row"), 1):
+                cells: list[str] = []
+                for cell in row:
+                    letters = re.match(r"[A-Z]+", cell.get("r", ""))
+                    column = _column(letters.group()) if letters else len(cells)
+                    cells += [""] * (column - len(cells))
+                    text = _text(cell, "}v", "}t")
+                    cells.append(shared[int(text)] if cell.get("t") == "s" else text)
+                if line % _LINES_PER_UPDATE == 0:
+                    bar.update(file.tell() - bar.n)
+                yield line, cells
+
+
+def _closing(file: IO[bytes], tag: str) -> Iterator[Any]:
+    """The elements of that name as they end; each is let go after."""
+    for _, element in ElementTree.iterparse(file):
+        if element.tag.endswith("}" + tag):
+            yield element
+            element.clear()
+
+
+def _text(element: Any, *tags: str) -> str:
+    return "".join(part.text or "" for part in element.iter() if part.tag.endswith(tags))
+
+
+def _column(letters: str) -> int:
+    number = 0
+    for letter in letters:
+        number = 26 * number + ord(letter) - ord("A") + 1
+    return number - 1

@@ -142,7 +142,7 @@ def log_next_minors(X: Array, W: Array, own: OwnForms, subset: Array) -> Array:
     U, sigma, Vt = jnp.linalg.svd(lax.stop_gradient(minor))
     smallest = jnp.where(sigma[-1] > len(subset) * eps * sigma[0], sigma[-1], 0.0)
     ratios = jnp.where(jnp.arange(len(sigma)) < len(sigma) - 1, smallest / jnp.where(sigma > 0, sigma, 1.0), 1.0)
-    sign = jnp.linalg.slogdet(U)[0] * jnp.linalg.slogdet(Vt)[0]
+    sign = jnp.prod(jnp.linalg.slogdet(jnp.stack([U, Vt]))[0])
     # Along singular vectors, so that what is small is found small before it is multiplied.
     left, right = matmul(lax.stop_gradient(from_items), Vt.T), matmul(lax.stop_gradient(to_items), U)
     values = sign * (smallest * lax.stop_gradient(own.values) - jnp.sum(ratios * left * right, axis=1))
@@ -304,8 +304,15 @@ def log_minors(X: Array, K: Array, subsets: Array) -> Array:
 
 
 def log_minor(X: Array, K: Array, subset: Array) -> Array:
-    """log det L_S of one subset (m,), padded with n. O(m d² + m² d + m³)."""
-    return log_minors(X, K, subset[None])[0]
+    """log det L_S of one subset (m,), padded with n; no gradient is asked of it. O(m d² + m² d + m³).
+
+    For loops and chains: under vmap it stays one factorisation. That of :func:`log_minors` would become one for each of
+    its widths, and on a CPU, where jaxlib hands a batch of factorisations to the same few threads that wait for it, as
+    many of them at once as there are threads wait forever.
+    """
+    rows = X.at[subset].get(mode="fill", fill_value=0)
+    bk = matmul(rows[:, rows.shape[1] - len(K) :], K)
+    return _factorize_minor(rows, bk, jnp.sum(subset < len(X))).log_det
 
 
 def whiten(X: Array, W: Array) -> tuple[Array, Array]:

@@ -14,10 +14,12 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.util import not_jax_tracer
 
+Subsets = Sequence[Sequence[int] | np.ndarray] | np.ndarray | Array
+
 __all__ = ["from_multihot", "pad_subsets", "to_multihot", "unpad_subsets"]
 
 
-def pad_subsets(subsets: Iterable[Sequence[int]], num_items: int, width: int | None = None) -> Array:
+def pad_subsets(subsets: Iterable[Sequence[int] | np.ndarray], num_items: int, width: int | None = None) -> Array:
     """Lists of item numbers as one array of padded subsets.
 
     :param subsets: one sequence of item numbers for each subset, in any order; an empty one is the empty set.
@@ -59,6 +61,20 @@ def pad_subsets(subsets: Iterable[Sequence[int]], num_items: int, width: int | N
     padded = np.full((len(rows), width), num_items, np.int32)
     padded[np.arange(width) < lengths[:, None]] = items
     return jnp.asarray(padded)
+
+
+def as_padded(name: str, subsets: Subsets, num_items: int) -> np.ndarray:
+    """Subsets given as lists of items or as padded rows (s, m), checked, as padded rows.
+
+    :raises ValueError: for items out of range or repeated, or an array that has not two dimensions.
+    :raises TypeError: for items that are not integers.
+    """
+    if isinstance(subsets, (np.ndarray, Array)):
+        rows = np.asarray(subsets)
+        if rows.ndim != 2:
+            raise ValueError(f"{name} must be lists of items or padded subsets (s, m), got shape {rows.shape}")
+        subsets = [row[row != num_items] for row in rows]
+    return np.asarray(pad_subsets(subsets, num_items))
 
 
 def unpad_subsets(values: ArrayLike, num_items: int) -> list:

@@ -1,6 +1,11 @@
 """Tests run in 64 bits unless they say otherwise; float32 is asked for by the arrays that a test passes."""
 
+import os
 from pathlib import Path
+
+# A batch of factorisations is handed to the threads that wait for it: as many at once as there are threads wait
+# forever, which happens on two cores (see docs/numerics.md). Eight threads are enough for what the tests do.
+os.environ.setdefault("NPROC", "8")
 
 import jax
 import pytest

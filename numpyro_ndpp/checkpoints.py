@@ -1,0 +1,57 @@
+"""Arrays and settings in one npz file, which is written whole or not at all and read without pickle."""
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_SETTINGS = "settings"
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:
+    """Write beside the file, then put it in its place: whatever happens, the name holds the old file or the new one.
+
+    :raises OSError: if it cannot be written; a file of that name stays as it was.
+    """
+    path = Path(path)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            np.savez(file, allow_pickle=False, **{_SETTINGS: np.array(json.dumps(settings))}, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, f"{path} could not be written ({error.strerror}); what it held stays") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_arrays(path: str | Path, required: Iterable[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays and the settings of a file that :func:`write_arrays` wrote.
+
+    :raises ValueError: if it is not such a file, or lacks a required array.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file}
+    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+        raise ValueError(f"{path} is not a file that numpyro_ndpp saved: {error}") from error
+    missing = [name for name in (_SETTINGS, *required) if name not in arrays]
+    if missing:
+        raise ValueError(f"{path} is not a file that numpyro_ndpp saved: it has no {missing[0]!r}")
+    return arrays, json.loads(str(arrays.pop(_SETTINGS)))
+
+
+def fingerprint(*arrays: np.ndarray) -> str:
+    """A short text that differs where the arrays differ."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.shape}{array.dtype}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:16]
