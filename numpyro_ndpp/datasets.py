@@ -85,8 +85,8 @@ def simulate_baskets(
         of baskets.
 
     >>> shop = simulate_baskets(3)
-    >>> [[shop.items[item] for item in basket] for basket in shop.baskets][0][:2]
-    ['coffee', 'bread']
+    >>> len(shop.baskets), [shop.items[item] for item in shop.complements[0]]
+    (3, ['bread', 'butter'])
     """
     n, num_skew = len(items), 2 * len(complements)
     paired = [item for pair in (*complements, *substitutes) for item in pair]

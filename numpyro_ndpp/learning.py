@@ -66,8 +66,13 @@ def item_counts(baskets: ArrayLike, num_items: int) -> np.ndarray:
 
 
 def _item_scale(counts: ArrayLike, num_baskets: int) -> Array:
-    """√(μ_i/N) (n, 1): the length that v_i has where items are bought independently, and rarely."""
-    return jnp.sqrt(jnp.asarray(counts, jnp.float32) / num_baskets)[:, None]
+    """√(μ_i/N) (n, 1): the length that v_i has where items are bought independently, and rarely.
+
+    In float32, and so is all that follows, unless the counts are of another floating type.
+    """
+    counts = jnp.asarray(counts)
+    dtype = counts.dtype if jnp.issubdtype(counts.dtype, jnp.floating) else jnp.float32
+    return jnp.sqrt(counts.astype(dtype) / num_baskets)[:, None]
 
 
 def _features(
@@ -112,8 +117,8 @@ def ndpp_prior(
     ...         numpyro.sample("basket", law, obs=baskets)
     >>> values = {"V": np.eye(3, 2), "B": np.ones((3, 2)), "D": np.zeros((2, 2))}
     >>> trace = handlers.trace(handlers.substitute(handlers.seed(model, 0), values)).get_trace()
-    >>> trace["basket"]["fn"].rank
-    4
+    >>> trace["basket"]["fn"].batch_shape
+    (3,)
     """
     V = _features("V", counts, num_baskets, rank[0], alpha, anchor)
     B = _features("B", counts, num_baskets, rank[1], beta)
@@ -165,7 +170,7 @@ def ondpp_prior(
     for _ in range(2):
         V = V - matmul(B, matmul(B.T, V))
     sigma = _flat("sigma", d2 // 2, support=constraints.positive)
-    weights = num_baskets / jnp.asarray(counts, scale.dtype)[:, None]
+    weights = scale**-2
     mean = 0.0 if anchor is None else scale * jnp.asarray(anchor, scale.dtype)
     numpyro.factor("prior_V", -alpha * jnp.sum(weights * (V - mean) ** 2))
     numpyro.factor("prior_B", -beta * jnp.sum(weights * B**2))
@@ -215,7 +220,7 @@ def basket_model(
 
 def directions(key: Array, num_items: int, num_columns: int) -> Array:
     """A random unit vector of so many numbers for each item."""
-    A = random.normal(key, (num_items, num_columns))
+    A = random.normal(key, (num_items, num_columns), jnp.float32)
     return A / jnp.linalg.norm(A, axis=1, keepdims=True)
 
 
@@ -225,7 +230,7 @@ def _start_ndpp(key: Array, num_items: int, rank: tuple[int, int]) -> dict[str, 
     return {
         "V_base": directions(key, num_items, rank[0]),
         "B_base": _START_SKEW * directions(keys[1], num_items, rank[1]),
-        "D": random.normal(keys[2], (rank[1], rank[1])),
+        "D": random.normal(keys[2], (rank[1], rank[1]), jnp.float32),
     }
 
 
@@ -238,7 +243,7 @@ def _start_ondpp(key: Array, num_items: int, rank: tuple[int, int]) -> dict[str,
     return {
         "V_raw": directions(key, num_items, rank[0]),
         "B_raw": directions(keys[1], num_items, rank[1]),
-        "sigma": jnp.full(rank[1] // 2, _START_SKEW),
+        "sigma": jnp.full(rank[1] // 2, _START_SKEW, jnp.float32),
     }
 
 

@@ -1,0 +1,185 @@
+"""Loaders of published data, on small files in the publishers' formats."""
+
+import gzip
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+from numpyro_ndpp import datasets
+from numpyro_ndpp.datasets import (
+    load_baskets,
+    load_goodreads,
+    load_instacart,
+    load_million_song,
+    load_recipes,
+    load_uk_retail,
+    save_baskets,
+    simulate_baskets,
+)
+
+RETAIL = [
+    ("InvoiceNo", "StockCode", "Description", "Quantity", "InvoiceDate", "UnitPrice", "CustomerID", "Country"),
+    ("536365", "85123A", "WHITE HOLDER", "6", "12/1/2010 8:26", "2.55", "17850", "United Kingdom"),
+    ("536365", "71053", "LANTERN, METAL", "6", "12/1/2010 8:26", "3.39", "17850", "United Kingdom"),
+    ("536365", "85123A", "WHITE HOLDER", "1", "12/1/2010 8:26", "2.55", "17850", "United Kingdom"),
+    ("C536379", "71053", "LANTERN, METAL", "-1", "12/1/2010 9:41", "3.39", "14527", "United Kingdom"),
+    ("536366", "22633", "", "6", "12/1/2010 8:28", "1.85", "17850", "United Kingdom"),
+    ("536366", "85123A", "wrong name", "1", "12/1/2010 8:28", "2.55", "17850", "United Kingdom"),
+]
+
+
+def write_csv(path, rows):
+    def field(text):
+        return f'"{text}"' if "," in text else text
+
+    path.write_text("".join(",".join(map(field, row)) + "\n" for row in rows), encoding="latin-1")
+
+
+def write_xlsx(path, rows):
+    """As a spreadsheet program writes it: shared strings, numbers as they are, empty cells left out."""
+    shared = sorted({text for row in rows for text in row if text and not text.lstrip("-").replace(".", "").isdigit()})
+    space = 'xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"'
+    lines = []
+    for r, row in enumerate(rows, 1):
+        cells = ""
+        for c, text in enumerate(row):
+            where = f"{chr(ord('A') + c)}{r}"
+            if text in shared:
+                cells += f'<c r="{where}" t="s"><v>{shared.index(text)}</v></c>'
+            elif text:
+                cells += f'<c r="{where}"><v>{text}</v></c>'
+        lines.append(f'<row r="{r}">{cells}</row>')
+    with zipfile.ZipFile(path, "w") as book:
+        strings = "".join(f"<si><t>{text}</t></si>" for text in shared)
+        book.writestr("xl/sharedStrings.xml", f"<sst {space}>{strings}</sst>")
+        sheet = f"<worksheet {space}><sheetData>{''.join(lines)}</sheetData></worksheet>"
+        book.writestr("xl/worksheets/sheet1.xml", sheet)
+
+
+@pytest.mark.parametrize("kind", ["csv", "xlsx"])
+def test_uk_retail(kind, tmp_path, capsys):
+    path = tmp_path / f"retail.{kind}"
+    (write_csv if kind == "csv" else write_xlsx)(path, RETAIL)
+    found = load_uk_retail(path)
+    assert found.items == ["22633", "71053 LANTERN, METAL", "85123A WHITE HOLDER"]
+    assert found.baskets == [[1, 2], [0, 2]]
+    assert found.dropped == {"rows with a quantity of zero or less": 1}
+    assert "dropped: 1 rows with a quantity of zero or less" in capsys.readouterr().err
+    small = load_uk_retail(path, max_size=2, progress_bar=False)  # three lines, though two items
+    assert small.baskets == [[0, 2]]
+    assert small.dropped["baskets with more than 2 lines"] == 1
+    assert len(small.items) == 3  # the catalogue is that of all rows
+    assert capsys.readouterr().err == ""
+
+
+def test_recipes(tmp_path):
+    path = tmp_path / "PP_recipes.csv"
+    path.write_text(
+        "id,i,name_tokens,ingredient_tokens,steps_tokens,techniques,calorie_level,ingredient_ids\n"
+        '424415,23,"[40480, 37229]","[[2911, 1019], [1353]]","[40480]","[0, 1]",0,"[389, 7655, 6270]"\n'
+        '146223,96,"[40480]","[[17918]]","[40480]","[1]",0,"[7655]"\n'
+    )
+    found = load_recipes(path)
+    assert found.items == ["389", "6270", "7655"]
+    assert found.baskets == [[0, 1, 2], [2]]
+    path.write_text('id,ingredient_ids\n1,"[3]"\n2,"[a]"\n')
+    with pytest.raises(ValueError, match=r"PP_recipes.csv, line 3: ingredient_ids is '\[a\]', not a list of numbers"):
+        load_recipes(path)
+
+
+def test_instacart(tmp_path):
+    orders, products = tmp_path / "order_products__prior.csv", tmp_path / "products.csv"
+    orders.write_text("order_id,product_id,add_to_cart_order,reordered\n2,10,1,1\n2,9,2,0\n3,10,1,0\n")
+    products.write_text(
+        'product_id,product_name,aisle_id,department_id\n9,"Tea, black",1,1\n10,Milk,1,1\n11,Unsold,1,1\n'
+    )
+    found = load_instacart(orders, products)
+    assert found.items == ["Tea, black", "Milk"]
+    assert found.baskets == [[0, 1], [1]]
+    orders.write_text("order_id,product_id\n2,10\n2,77\n")
+    with pytest.raises(ValueError, match="order_products__prior.csv, line 3: product '77' is not in"):
+        load_instacart(orders, products)
+
+
+def test_million_song(tmp_path):
+    path = tmp_path / "train_triplets.txt"
+    path.write_text("u1\tSOB\t1\nu1\tSOA\t2\nu2\tSOA\t1\nu3\tSOA\t1\nu3\tSOC\t1\nu3\tSOD\t1\n")
+    found = load_million_song(path, max_size=2)
+    assert found.items == ["SOA", "SOB"]  # of the baskets that are kept
+    assert found.baskets == [[0, 1], [0]]
+    assert found.dropped == {"baskets with more than 2 lines": 1}
+    path.write_text("u1\tSOB\t1\nu1 SOA 2\n")
+    with pytest.raises(ValueError, match="train_triplets.txt, line 2: listener, song and count"):
+        load_million_song(path)
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "json.gz"])
+def test_goodreads(kind, tmp_path):
+    path = tmp_path / f"goodreads_interactions.{kind}"
+    pairs = [("u1", 12), ("u1", 7), ("u2", 7)]
+    if kind == "csv":
+        path.write_text("user_id,book_id,is_read,rating,is_reviewed\n" + "".join(f"{u},{b},1,5,0\n" for u, b in pairs))
+    else:
+        lines = "".join(json.dumps({"user_id": u, "book_id": str(b), "rating": 5}) + "\n" for u, b in pairs)
+        path.write_bytes(gzip.compress(lines.encode()) if kind == "json.gz" else lines.encode())
+    found = load_goodreads(path)
+    assert found.items == ["7", "12"]
+    assert found.baskets == [[0, 1], [0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", b"", r"a.csv, line 1: no column 'InvoiceNo'"),
+        ("a.csv", b"InvoiceNo,StockCode,Description\n", "line 1: no column 'Quantity'"),
+        ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n1,2,tea\n", "line 2: 3 fields"),
+        ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n1,2,tea,many\n", "line 2: Quantity is 'many'"),
+        ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n", "has no baskets"),
+        ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n1,2,tea,-1\n", "has no baskets"),
+        ("a.xlsx", b"no zip", "is not an xlsx file"),
+    ],
+)
+def test_bad_retail(name, content, message, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_uk_retail(tmp_path / name)
+
+
+def test_bad_goodreads(tmp_path):
+    path = tmp_path / "reviews.json.gz"
+    path.write_bytes(gzip.compress(b'{"user_id": 1, "book_id": 2}\n{"user_id": 1}\n'))
+    with pytest.raises(ValueError, match=r"reviews.json.gz, line 2: an object with user_id and book_id"):
+        load_goodreads(path)
+    path.write_bytes(gzip.compress(b'{"user_id": 1, "book_id": 2}\n' * 50)[:-9])
+    with pytest.raises(ValueError, match="not a whole gzip file"):
+        load_goodreads(path)
+    path = tmp_path / "reviews.csv"
+    path.write_text("user_id,book_id\n1,two\n")
+    with pytest.raises(ValueError, match="'two' is no item number"):
+        load_goodreads(path)
+
+
+def test_saved_baskets_are_loaded(tmp_path):
+    save_baskets(tmp_path / "b.npz", [[2, 0], [], [1]], ["a", "b", "c"])
+    assert load_baskets(tmp_path / "b.npz")[:2] == ([[0, 2], [], [1]], ["a", "b", "c"])
+
+
+def test_simulated_pairs_attract_and_repel():
+    shop = simulate_baskets(4000)
+    held = np.zeros((4000, 12))
+    for row, basket in zip(held, shop.baskets, strict=True):
+        row[basket] = 1
+    together, share = held.T @ held / 4000, held.mean(axis=0)
+    lift = together / np.outer(share, share)
+    assert min(lift[pair] for pair in shop.complements) > 1.2
+    assert max(lift[pair] for pair in shop.substitutes) < 0.7
+    assert held.sum(axis=1).mean() == pytest.approx(3.0, abs=0.15)
+    assert shop.items == list(datasets.SHOP)
+
+
+@pytest.mark.parametrize("pairs", [[(0, 0)], [(0, 12)], [(0, 1), (1, 2)]])
+def test_bad_pairs(pairs):
+    with pytest.raises(ValueError, match="must be pairs of different items from 0 to 11"):
+        simulate_baskets(1, complements=pairs, substitutes=[])

@@ -1,0 +1,355 @@
+"""Learning: the models' density against the papers' objective, orthogonality, checkpoints that survive, bad input."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import pytest
+from jax import random
+from numpyro import handlers
+from numpyro.infer.util import log_density
+
+from numpyro_ndpp import Rejection, learning, pad_subsets
+from numpyro_ndpp.datasets import simulate_baskets
+from numpyro_ndpp.learning import (
+    Fit,
+    basket_model,
+    directions,
+    fit,
+    item_counts,
+    ndpp_prior,
+    ondpp_prior,
+    orthonormalize,
+    symmetric_prior,
+)
+
+N_ITEMS, RANK = 9, (4, 4)
+STRENGTHS = {"alpha": 0.3, "beta": 0.7}
+
+
+@pytest.fixture(scope="module")
+def baskets():
+    rng = np.random.default_rng(0)
+    lists = [rng.choice(N_ITEMS - 1, size=rng.integers(1, 5), replace=False).tolist() for _ in range(40)]
+    return pad_subsets(lists, N_ITEMS)  # the last item is in none
+
+
+def objective(V, B, K, baskets, alpha, beta):
+    """The papers' regularised mean log-likelihood, written out with dense matrices."""
+    baskets = np.asarray(baskets)
+    L = V @ V.T + B @ K @ B.T
+    counts = np.zeros(N_ITEMS)
+    total = 0.0
+    for row in baskets:
+        items = row[row < N_ITEMS]
+        counts[items] += 1
+        total += np.linalg.slogdet(L[np.ix_(items, items)])[1]
+    mean = total / len(baskets) - np.linalg.slogdet(np.eye(N_ITEMS) + L)[1]
+    counts = np.maximum(counts, 1)
+    return mean - alpha * np.sum(np.sum(V**2, 1) / counts) - beta * np.sum(np.sum(B**2, 1) / counts)
+
+
+def two_points(model, baskets, draw):
+    """log density of the model and the objective at two points: differences leave no constant."""
+    counts = jnp.asarray(item_counts(baskets, N_ITEMS), jnp.float64)
+    return [
+        (log_density(model, (baskets, counts), {}, values)[0], expected)
+        for values, expected in (draw(random.key(seed)) for seed in (1, 2))
+    ]
+
+
+def assert_equal_up_to_a_constant(pairs, number):
+    (first, one), (second, two) = pairs
+    assert first - second == pytest.approx(number * (one - two), rel=1e-8, abs=1e-8)
+
+
+@pytest.mark.parametrize("name", ["ndpp", "symmetric"])
+def test_density_is_the_papers_objective(name, baskets):
+    prior = ndpp_prior if name == "ndpp" else symmetric_prior
+    strengths = STRENGTHS if name == "ndpp" else {"alpha": STRENGTHS["alpha"]}
+    model = partial(basket_model, prior=partial(prior, rank=RANK, **strengths))
+
+    def draw(key):
+        keys = random.split(key, 3)
+        V, B, D = (random.normal(k, s) for k, s in zip(keys, [(N_ITEMS, 4), (N_ITEMS, 4), (4, 4)], strict=True))
+        values = {"V": V, "B": B, "D": D} if name == "ndpp" else {"V": V}
+        B = np.asarray(B) * (name == "ndpp")
+        return values, objective(np.asarray(V), B, np.asarray(D - D.T), baskets, **STRENGTHS)
+
+    assert_equal_up_to_a_constant(two_points(model, baskets, draw), len(baskets))
+
+
+def test_density_of_the_orthogonal_kernel_is_the_papers_objective(baskets):
+    gamma = 0.4
+    model = partial(basket_model, prior=partial(ondpp_prior, rank=RANK, gamma=gamma, **STRENGTHS))
+
+    def draw(key):
+        keys = random.split(key, 3)
+        values = {
+            "V_raw": random.normal(keys[0], (N_ITEMS, 4)),
+            "B_raw": random.normal(keys[1], (N_ITEMS, 4)),
+            "sigma": random.uniform(keys[2], (2,)) + 0.1,
+        }
+        # The same kernel by Householder's QR and a plain projection.
+        scale = np.sqrt(item_counts(baskets, N_ITEMS) / len(baskets))[:, None]
+        Q, R = np.linalg.qr(scale * np.asarray(values["B_raw"]))
+        B = Q * np.sign(np.diag(R))
+        V = scale * np.asarray(values["V_raw"])
+        V = V - B @ (B.T @ V)
+        sigma = np.asarray(values["sigma"])
+        K = np.zeros((4, 4))
+        K[[0, 2], [1, 3]] = sigma
+        price = gamma * np.sum(np.log(1 + 2 * sigma / (sigma**2 + 1)))
+        return values, objective(V, B, K - K.T, baskets, **STRENGTHS) - price
+
+    assert_equal_up_to_a_constant(two_points(model, baskets, draw), len(baskets))
+
+
+def test_anchored_prior_is_centred_on_the_items_own_directions(baskets):
+    counts, number = item_counts(baskets, N_ITEMS), len(baskets)
+    anchor = directions(random.key(0), N_ITEMS, 4)
+    centre = np.sqrt(counts / number)[:, None] * np.asarray(anchor)
+    seeded = handlers.seed(partial(symmetric_prior, counts, number, rank=RANK, alpha=2.0, anchor=anchor), 0)
+    fn = handlers.trace(seeded).get_trace()["V"]["fn"]
+    step = np.zeros((N_ITEMS, 4))
+    step[3, 1] = 0.01
+    fall = fn.log_prob(centre) - fn.log_prob(centre + step)
+    assert fall == pytest.approx(2.0 * number / counts[3] * 0.01**2, rel=1e-3)  # α N ‖v - centre‖²/μ
+
+
+def test_price_of_proposals_is_their_expected_number():
+    counts = np.full(30, 5)
+    seeded = handlers.seed(partial(ondpp_prior, counts, 50, rank=(4, 6), gamma=1.0), 0)
+    values = {"V_raw": random.normal(random.key(0), (30, 4)), "B_raw": random.normal(random.key(1), (30, 6))}
+    values["sigma"] = jnp.array([0.2, 1.0, 7.0])
+    trace = handlers.trace(handlers.substitute(seeded, values)).get_trace()
+    log_price = trace["proposals"]["fn"].log_factor / -50
+    law = handlers.substitute(seeded, values)()
+    assert jnp.exp(log_price) == pytest.approx(float(Rejection().expected_proposals(law)), rel=1e-5)
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e3, 1e6])
+def test_basis_is_orthonormal_in_float32(condition):
+    A = random.normal(random.key(0), (300, 12)) * jnp.geomspace(1, 1 / condition, 12)
+    Q = orthonormalize(A.astype(jnp.float32))
+    assert Q.dtype == jnp.float32
+    assert jnp.abs(Q.T @ Q - jnp.eye(12)).max() < 1e-5
+
+
+@pytest.fixture(scope="module")
+def shop():
+    return simulate_baskets(400)
+
+
+SMALL = {"rank": (4, 4), "num_steps": 40, "evaluate_every": 10, "batch_size": 50, "progress_bar": False}
+
+
+def test_orthogonality_holds_at_every_step(shop):
+    scale = np.sqrt(item_counts(pad_subsets(shop.baskets, 12), 12) / 400)
+    for num_steps in (1, 5, 40):
+        result = fit(shop.baskets, 12, model="ondpp", **SMALL | {"num_steps": num_steps, "evaluate_every": 1})
+        assert result.V.dtype == np.float32
+        assert np.abs(result.B.T @ result.B - np.eye(4)).max() < 1e-5
+        assert np.abs(result.V.T @ result.B).max() < 1e-5 * max(1, np.abs(result.V).max() / scale.max())
+        sigma = result.D[[0, 2], [1, 3]]
+        assert (sigma > 0).all()
+        assert np.count_nonzero(result.D) == 2
+
+
+def test_fit_learns_complements_and_substitutes(shop):
+    many = simulate_baskets(3000)
+    settings = {"rank": (12, 6), "alpha": 1.0, "beta": 1.0, "num_steps": 400, "progress_bar": False}
+    law = fit(many.baskets, 12, **settings).distribution()
+    test = pad_subsets(simulate_baskets(2000, seed=5).baskets, 12)
+    best, ours = many.law.log_prob(test).mean(), law.log_prob(test).mean()
+    share = item_counts(pad_subsets(many.baskets, 12), 12) / 3000
+    held = jnp.zeros((len(test), 13)).at[jnp.arange(len(test))[:, None], test].set(1.0)[:, :12]
+    independent = jnp.sum(held * jnp.log(share) + (1 - held) * jnp.log1p(-share), axis=1).mean()
+    assert best > ours > independent + 0.8 * (best - independent)
+    pair = jnp.exp(law.marginal_log_prob(jnp.array(many.complements + many.substitutes)))
+    single = law.inclusion_probs()
+    lift = pair / jnp.array([single[a] * single[b] for a, b in many.complements + many.substitutes])
+    assert (lift[:3] > 1).all()
+    assert (lift[3:] < 1).all()
+
+
+def test_best_parameters_are_kept_and_the_run_stops_early(shop):
+    held_out = simulate_baskets(60, seed=3).baskets
+    settings = SMALL | {"num_steps": 400, "learning_rate": 0.5, "patience": 3, "anchored": False, "alpha": 0.01}
+    result = fit(shop.baskets[:40], 12, validation=held_out, **settings)
+    history = result.history
+    best = int(np.argmax(history["validation"]))
+    assert history["step"][-1] < 400
+    assert len(history["step"]) == best + 1 + 3
+    again = result.distribution().log_prob(pad_subsets(held_out, 12)).mean()
+    assert again == pytest.approx(history["validation"][best], rel=1e-4)
+
+
+def test_saved_and_loaded(shop, tmp_path):
+    result = fit(shop.baskets, 12, **SMALL)
+    result.save(tmp_path / "kernel.npz")
+    loaded = Fit.load(tmp_path / "kernel.npz")
+    assert loaded.settings == result.settings
+    for name in ("V", "B", "D"):
+        assert (getattr(loaded, name) == getattr(result, name)).all()
+    assert loaded.history.keys() == result.history.keys()
+    assert loaded.distribution().rank == 8
+    (tmp_path / "other").write_text("no kernel")
+    with pytest.raises(ValueError, match="other is not a file that numpyro_ndpp saved"):
+        Fit.load(tmp_path / "other")
+
+
+def test_interrupted_run_ends_where_an_uninterrupted_one_does(shop, tmp_path, monkeypatch):
+    settings = SMALL | {"checkpoint_every": 10}
+    whole = fit(shop.baskets, 12, **settings)
+    path = tmp_path / "run.npz"
+
+    class Interrupted(Exception):
+        pass
+
+    write = learning._write_checkpoint
+
+    def write_and_stop(*arguments):
+        write(*arguments)
+        raise Interrupted
+
+    for _ in range(2):  # interrupted after one more checkpoint each time
+        with monkeypatch.context() as patch, pytest.raises(Interrupted):
+            patch.setattr(learning, "_write_checkpoint", write_and_stop)
+            fit(shop.baskets, 12, checkpoint=path, **settings)
+    resumed = fit(shop.baskets, 12, checkpoint=path, **settings)
+    for name in ("V", "B", "D"):
+        assert (getattr(resumed, name) == getattr(whole, name)).all()
+    assert (resumed.history["validation"] == whole.history["validation"]).all()
+    finished = fit(shop.baskets, 12, checkpoint=path, **settings)
+    assert (finished.V == whole.V).all()
+
+
+@pytest.mark.slow
+def test_killed_run_ends_where_an_uninterrupted_one_does(tmp_path):
+    program = """
+        import sys
+        from numpyro_ndpp.datasets import simulate_baskets
+        from numpyro_ndpp.learning import fit
+        result = fit(simulate_baskets(400).baskets, 12, rank=(4, 4), num_steps=3000, evaluate_every=10, patience=0,
+                     batch_size=50, progress_bar=False, checkpoint=sys.argv[1], checkpoint_every=10)
+        result.save(sys.argv[2])
+    """
+
+    def start(checkpoint, output):
+        command = [sys.executable, "-c", textwrap.dedent(program), str(checkpoint), str(output)]
+        return subprocess.Popen(command)
+
+    assert start(tmp_path / "whole.npz", tmp_path / "whole").wait(600) == 0
+    kills = 0
+    while True:
+        process = start(tmp_path / "killed.npz", tmp_path / "killed")
+        try:
+            if process.wait(timeout=14 + 3 * kills) == 0:
+                break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+    assert kills > 0
+    whole, killed = Fit.load(tmp_path / "whole"), Fit.load(tmp_path / "killed")
+    for name in ("V", "B", "D"):
+        assert (getattr(killed, name) == getattr(whole, name)).all()
+
+
+def test_full_disk_leaves_the_checkpoint_as_it_was(tmp_path):
+    program = """
+        import resource, sys
+        import numpy as np
+        from numpyro_ndpp.checkpoints import read_arrays, write_arrays
+        path = sys.argv[1]
+        write_arrays(path, {"a": np.arange(10)}, {"step": 1})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+        try:
+            write_arrays(path, {"a": np.zeros(100_000)}, {"step": 2})
+        except OSError as error:
+            assert path in str(error), error
+        else:
+            raise AssertionError("no error")
+        arrays, settings = read_arrays(path, ["a"])
+        assert settings == {"step": 1} and (arrays["a"] == np.arange(10)).all()
+    """
+    path = tmp_path / "run.npz"
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program), str(path)], check=True)
+    assert os.listdir(tmp_path) == ["run.npz"]
+
+
+def test_checkpoint_of_another_run_is_refused(shop, tmp_path):
+    path = tmp_path / "run.npz"
+    fit(shop.baskets, 12, checkpoint=path, **SMALL | {"num_steps": 10})
+    with pytest.raises(ValueError, match=r"checkpoint .*run.npz is of another run: its num_steps is 10, here it is 20"):
+        fit(shop.baskets, 12, checkpoint=path, **SMALL | {"num_steps": 20})
+    with pytest.raises(ValueError, match="its model is 'ndpp', here it is 'symmetric'"):
+        fit(shop.baskets, 12, model="symmetric", checkpoint=path, **SMALL | {"num_steps": 10, "rank": 12})
+    with pytest.raises(ValueError, match="its data is"):
+        fit(shop.baskets[1:], 12, checkpoint=path, **SMALL | {"num_steps": 10})
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"run.npz is not a file that numpyro_ndpp saved"):
+        fit(shop.baskets, 12, checkpoint=path, **SMALL | {"num_steps": 10})
+
+
+@pytest.mark.parametrize(
+    ("baskets", "settings", "message"),
+    [
+        ([], {}, "two baskets at least are needed, got 0"),
+        ([[0]], {}, "two baskets at least are needed, got 1"),
+        ([[0], [7]], {}, "row 1 has item 7; items must be 0 to 4"),
+        ([[0], [1, 1]], {}, "row 1 has item 1 more than once"),
+        ([[0], [0, 1, 2]], {"rank": 1}, "1 baskets have more items than the rank of 2"),
+        ([[0], [1]], {"model": "dpp"}, "model must be one of .* got 'dpp'"),
+        ([[0], [1]], {"rank": (0, 0)}, "rank must be positive"),
+        ([[0], [1]], {"rank": "two"}, "rank must be a number of columns or two"),
+        ([[0], [1]], {"model": "ondpp", "rank": (2, 3)}, "even number of columns in B, got 3"),
+        ([[0], [1]], {"validation": 2}, "validation must be 1 to 1 of the 2 baskets, got 2"),
+        ([[0], [1]], {"validation": []}, "validation: one basket at least"),
+        ([[0], [1]], {"alpha": 0.0}, "alpha must be positive, got 0.0"),
+        ([[0], [1]], {"learning_rate": -1.0}, "learning_rate must be positive"),
+        ([[0], [1]], {"gamma": -1.0}, "gamma and patience must not be negative"),
+        (np.zeros(3, int), {}, "must be lists of items or padded subsets"),
+    ],
+)
+def test_bad_input(baskets, settings, message):
+    with pytest.raises(ValueError, match=message):
+        fit(baskets, 5, **{"rank": 2, "progress_bar": False} | settings)
+
+
+def test_fits_under_both_precisions_give_float32(shop, without_x64):
+    result = fit(shop.baskets, 12, **SMALL)
+    assert result.V.dtype == result.B.dtype == result.D.dtype == np.float32
+
+
+def test_no_array_of_all_items_is_copied_often():
+    """Bytes at once of a step: a few times those of the features, whatever the number of items."""
+    n, rank = 20_000, (16, 16)
+    prior = partial(ndpp_prior, rank=rank)
+    counts, baskets = jnp.ones(n), jnp.full((100, 8), n, jnp.int32).at[:, 0].set(jnp.arange(100, dtype=jnp.int32))
+    values = {"V": jnp.ones((n, 16)), "B": jnp.ones((n, 16)), "D": jnp.ones((16, 16))}
+    values = jax.tree.map(lambda x: x.astype(jnp.float32), values)
+
+    def loss(values):
+        return log_density(partial(basket_model, prior=prior), (baskets, counts), {}, values)[0]
+
+    memory = jax.jit(jax.grad(loss)).lower(values).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 4 * n * sum(rank) * 4
+
+
+def test_models_run_under_nuts():
+    baskets = pad_subsets(simulate_baskets(50).baskets, 12, 8)
+    model = partial(basket_model, prior=partial(ndpp_prior, rank=(4, 4), alpha=1.0, beta=1.0))
+    mcmc = numpyro.infer.MCMC(
+        numpyro.infer.NUTS(model, max_tree_depth=3), num_warmup=3, num_samples=3, progress_bar=False
+    )
+    mcmc.run(random.key(0), baskets, item_counts(baskets, 12))
+    assert jnp.isfinite(mcmc.get_samples()["V"]).all()

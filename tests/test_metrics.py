@@ -1,0 +1,117 @@
+"""Metrics against their definitions written out, on kernels small enough for dense matrices."""
+
+import numpy as np
+import pytest
+from jax import random
+
+from numpyro_ndpp import NDPP
+from numpyro_ndpp.datasets import simulate_baskets
+from numpyro_ndpp.metrics import mean_log_likelihood, mean_percentile_rank, subset_auc
+
+N = 12
+
+
+@pytest.fixture(scope="module")
+def law():
+    return NDPP(*(random.normal(random.key(i), s) for i, s in enumerate([(N, 6), (N, 6), (6, 6)])))
+
+
+@pytest.fixture(scope="module")
+def baskets():
+    rng = np.random.default_rng(0)
+    return [sorted(rng.choice(N, size=size, replace=False).tolist()) for size in rng.integers(1, 9, size=60)]
+
+
+@pytest.fixture(scope="module")
+def log_prob(law):
+    L = np.asarray(law.V @ law.V.T + law.B @ (law.D - law.D.T) @ law.B.T)
+    normalizer = np.linalg.slogdet(np.eye(N) + L)[1]
+    return lambda items: np.linalg.slogdet(L[np.ix_(items, items)])[1] - normalizer
+
+
+def test_log_likelihood(law, baskets, log_prob):
+    values = np.array([log_prob(basket) for basket in baskets])
+    found = mean_log_likelihood(law, baskets)
+    assert found.value == pytest.approx(values.mean(), rel=1e-10)
+    half = 1.96 * values.std() / np.sqrt(len(values))
+    assert found.low == pytest.approx(values.mean() - half, abs=0.25 * half)
+    assert found.high == pytest.approx(values.mean() + half, abs=0.25 * half)
+
+
+def groups_of(sizes):
+    """Three equal steps of log10, as pandas' cut makes them for 1 to the largest, closed on the left."""
+    edges = np.linspace(0, np.log10(max(sizes)), 4)
+    edges[-1] += 1e-3 * edges[-1]
+    return np.searchsorted(edges, np.log10(sizes), side="right") - 1
+
+
+def auc_by_pairs(real, fake):
+    return np.mean([(a > b) + 0.5 * (a == b) for a in real for b in fake])
+
+
+def test_auc(law, baskets, log_prob):
+    rng = np.random.default_rng(3)
+    random_sets = [rng.choice(N, size=len(basket), replace=False) for basket in baskets]
+    real, fake = (np.array([log_prob(np.sort(items)) for items in sets]) for sets in (baskets, random_sets))
+    assert subset_auc(law, baskets, kind="paired", seed=3).value == pytest.approx(np.mean(real > fake))
+    assert subset_auc(law, baskets, kind="pooled", seed=3).value == pytest.approx(auc_by_pairs(real, fake))
+    groups = groups_of([len(basket) for basket in baskets])
+    grouped = np.mean([auc_by_pairs(real[groups == g], fake[groups == g]) for g in range(3)])
+    assert subset_auc(law, baskets, kind="grouped", seed=3).value == pytest.approx(grouped)
+
+
+@pytest.mark.parametrize("definition", ["paper", "reference"])
+def test_percentile_rank(law, baskets, log_prob, definition):
+    rng, ranks, sizes = np.random.default_rng(5), [], []
+    for basket in baskets:
+        if len(basket) < 2:
+            continue
+        place = len(basket) - 1 if definition == "reference" else rng.integers(len(basket))
+        hidden, rest = basket[place], basket[:place] + basket[place + 1 :]
+        scores = {a: log_prob(sorted([*rest, a])) for a in range(N) if a not in rest}
+        if definition == "paper":
+            ranks.append(100 * np.mean([score <= scores[hidden] for score in scores.values()]))
+        else:
+            ranks.append(100 * (1 - np.mean([score >= scores[hidden] for score in scores.values()])))
+        sizes.append(len(basket))
+    ranks, groups = np.array(ranks), groups_of(sizes)
+    expected = (
+        ranks.mean() if definition == "paper" else np.mean([ranks[groups == g].mean() for g in np.unique(groups)])
+    )
+    assert mean_percentile_rank(law, baskets, definition=definition, seed=5).value == pytest.approx(expected, rel=1e-6)
+
+
+def test_percentile_rank_of_popularity(baskets):
+    popularity = np.arange(N, dtype=float)
+    largest = [[0, N - 1]] * 5
+    assert mean_percentile_rank(popularity, largest, definition="reference").value == pytest.approx(100 * (1 - 1 / 11))
+    equal = mean_percentile_rank(np.ones(N), baskets).value
+    assert equal == 100.0  # all are no likelier than the hidden one
+
+
+def test_the_law_itself_is_told_from_chance():
+    shop = simulate_baskets(400)
+    assert subset_auc(shop.law, shop.baskets).value > 0.7
+    assert mean_percentile_rank(shop.law, shop.baskets).low > 60
+
+
+@pytest.mark.parametrize(
+    ("function", "settings", "message"),
+    [
+        (subset_auc, {"kind": "mean"}, "kind must be 'paired', 'grouped' or 'pooled', got 'mean'"),
+        (mean_percentile_rank, {"definition": "mine"}, "definition must be 'paper' or 'reference', got 'mine'"),
+    ],
+)
+def test_bad_settings(function, settings, message, law, baskets):
+    with pytest.raises(ValueError, match=message):
+        function(law, baskets, **settings)
+
+
+def test_bad_baskets(law):
+    for function in (mean_log_likelihood, subset_auc, mean_percentile_rank):
+        with pytest.raises(ValueError, match="one basket at least"):
+            function(law, [])
+        with pytest.raises(ValueError, match="row 0 has item 99; items must be 0 to 11"):
+            function(law, [[99, 1]])
+    with pytest.raises(ValueError, match="none has two items or more"):
+        mean_percentile_rank(law, [[1], []])
