@@ -38,7 +38,8 @@ def read_arrays(path: str | Path, required: Iterable[str]) -> tuple[dict[str, np
     :raises ValueError: if it is not such a file, or lacks a required array.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # Opened here: NumPy would leave a file open that turns out not to be one of its own.
+        with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file}
     except (ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
         raise ValueError(f"{path} is not a file that numpyro_ndpp saved: {error}") from error

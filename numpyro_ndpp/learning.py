@@ -29,6 +29,7 @@ sampling for nonsymmetric determinantal point processes*, ICLR.
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -174,9 +175,14 @@ def ondpp_prior(
     mean = 0.0 if anchor is None else scale * jnp.asarray(anchor, scale.dtype)
     numpyro.factor("prior_V", -alpha * jnp.sum(weights * (V - mean) ** 2))
     numpyro.factor("prior_B", -beta * jnp.sum(weights * B**2))
-    numpyro.factor("proposals", -gamma * num_baskets * jnp.sum(jnp.log1p(2 * sigma / (sigma**2 + 1))))
+    numpyro.factor("proposals", -gamma * num_baskets * log_expected_proposals(sigma))
     first = 2 * jnp.arange(d2 // 2)
     return NDPP(V, B, jnp.zeros((d2, d2), sigma.dtype).at[first, first + 1].set(sigma), **settings)
+
+
+def log_expected_proposals(sigma: Array) -> Array:
+    """Σ log(1 + 2σ_j/(σ_j² + 1)), for an orthogonal NDPP, whatever its V."""
+    return jnp.sum(jnp.log1p(2 * sigma / (sigma**2 + 1)))
 
 
 def orthonormalize(A: Array) -> Array:
@@ -272,8 +278,9 @@ class Fit(NamedTuple):
     B: np.ndarray
     D: np.ndarray
     history: dict[str, np.ndarray]
-    """``step``, ``loss`` (mean over the steps since the last row, per basket), ``validation`` (mean log-likelihood of
-    the held-out baskets) and ``seconds``, one number for each evaluation."""
+    """One number for each evaluation: ``step``, ``loss`` (mean over the steps since the last one, per basket),
+    ``validation`` (mean log-likelihood of the held-out baskets), ``price`` (what is taken off for rejections;
+    the best evaluation is that with the largest difference of the two) and ``seconds``."""
     settings: dict[str, Any]
 
     def distribution(self, **settings: Any) -> NDPP:
@@ -310,6 +317,7 @@ def fit(
     alpha: float = 50.0,
     beta: float = 30.0,
     gamma: float = 0.5,
+    max_proposals: float | None = None,
     anchored: bool = True,
     batch_size: int = 500,
     num_steps: int = 2000,
@@ -325,14 +333,17 @@ def fit(
     r"""A kernel learned from baskets: the MAP estimate of a model of this module, by SVI, in float32.
 
     Minibatches, Adam with a rate that falls to zero as a cosine; every ``evaluate_every`` steps the log-likelihood of
-    held-out baskets. The parameters with the best one are kept, and the run ends early when it has not risen
-    ``patience`` times in a row. A step costs O(n d² + d³) for the normaliser and O(m² d + m³) for each basket of m.
+    held-out baskets (less the price of rejections, for ondpp). The parameters with the best one are kept, and the run
+    ends early when it has not risen ``patience`` times in a row. A step costs O(n d² + d³) for the normaliser and
+    O(m² d + m³) for each basket of m.
 
     :param baskets: lists of item numbers, or padded subsets (N, m).
     :param num_items: the number n of items.
     :param model: ``"ndpp"``, ``"ondpp"`` (orthogonal, for the rejection sampler) or ``"symmetric"`` (no B).
     :param rank: the columns of V and of B; one number stands for both.
     :param alpha, beta, gamma: the strengths of the priors of V and B, and of ondpp's price of rejections.
+    :param max_proposals: the expected number of proposals that a kernel of ondpp may need to count as the best; None:
+        any, and the price of rejections is taken off its log-likelihood.
     :param anchored: whether the prior of V is centred on independent items rather than on zero. The papers' objective
         is ``anchored=False, alpha=0.01, beta=0.01``, which relies on the early stop.
     :param batch_size: baskets in a minibatch.
@@ -357,6 +368,8 @@ def fit(
     ranks = _ranks(model, rank)
     _check_positive(alpha=alpha, beta=beta, batch_size=batch_size, learning_rate=learning_rate)
     _check_positive(num_steps=num_steps, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
+    if max_proposals is not None and not max_proposals >= 1:
+        raise ValueError(f"max_proposals must be one at least, got {max_proposals}")
     if gamma < 0 or patience < 0:
         raise ValueError(f"gamma and patience must not be negative, got {gamma} and {patience}")
     train, held_out = _split(baskets, num_items, sum(ranks), validation, seed)
@@ -364,7 +377,13 @@ def fit(
     strengths = {name: given[name] for name in kind.strengths}
     settings = {"model": model, "rank": list(ranks), "num_items": num_items, **strengths, "batch_size": batch_size}
     settings |= {"num_steps": num_steps, "learning_rate": learning_rate, "evaluate_every": evaluate_every}
-    settings |= {"anchored": anchored, "patience": patience, "seed": seed, "data": fingerprint(train, held_out)}
+    settings |= {
+        "anchored": anchored,
+        "max_proposals": max_proposals,
+        "patience": patience,
+        "seed": seed,
+        "data": fingerprint(train, held_out),
+    }
 
     # What V starts from is what its prior is centred on.
     anchor = directions(random.key(seed), num_items, ranks[0]) if anchored else None
@@ -389,12 +408,21 @@ def fit(
 
     def law_of(state: Any, data: tuple[Any, ...]) -> NDPP:
         values = {name.removesuffix(_LOC): value for name, value in svi.get_params(state).items()}
-        model = handlers.reparam(partial(prior, data[1], len(train), anchor=data[2]), config=_ONE_SCALE)
-        return handlers.seed(handlers.substitute(model, values), random.key(0))()
+        plain = handlers.reparam(partial(prior, data[1], len(train), anchor=data[2]), config=_ONE_SCALE)
+        return handlers.seed(handlers.substitute(plain, values), random.key(0))()
 
     @jax.jit
-    def judge(state: Any, data: tuple[Any, ...], held_out: Array) -> Array:
-        return law_of(state, data).log_prob(held_out).mean()
+    def judge(state: Any, data: tuple[Any, ...], held_out: Array) -> tuple[Array, Array]:
+        """The mean log-likelihood of the held-out baskets, and what is to be taken off it for rejections."""
+        law = law_of(state, data)
+        if model != "ondpp":
+            return law.log_prob(held_out).mean(), jnp.zeros(())
+        log_proposals = log_expected_proposals(jnp.diagonal(law.D, 1)[::2])
+        if max_proposals is None:
+            price = gamma * log_proposals
+        else:
+            price = jnp.where(log_proposals > math.log(max_proposals), jnp.inf, 0.0)
+        return law.log_prob(held_out).mean(), price
 
     @jax.jit
     def kernel(state: Any, data: tuple[Any, ...]) -> tuple[Array, Array, Array]:
@@ -408,21 +436,27 @@ def fit(
         while progress.step < num_steps and not (patience and progress.since_best >= patience):
             start, number = time.perf_counter(), min(evaluate_every, num_steps - progress.step)
             state, loss = advance(state, data, number)
-            value = float(judge(state, data, jnp.asarray(held_out)))
+            value, price = map(float, judge(state, data, jnp.asarray(held_out)))
             if math.isnan(value):
                 raise FloatingPointError(
                     f"the validation log-likelihood is not a number after {progress.step + number} steps; a lower "
                     f"learning_rate than {learning_rate} may help"
                 )
-            progress = progress.after(number, float(loss) / len(train), value, time.perf_counter() - start)
+            progress = progress.after(number, float(loss) / len(train), value, price, time.perf_counter() - start)
             if progress.since_best == 0:
                 progress = progress._replace(best=tuple(map(np.asarray, kernel(state, data))))
             bar.update(number)
-            bar.set_postfix(validation=f"{value:.3f}", best=f"{max(progress.history['validation']):.3f}")
+            bar.set_postfix(validation=f"{value:.3f}", since_best=progress.since_best)
             due = progress.step // checkpoint_every > (progress.step - number) // checkpoint_every
             if checkpoint is not None and (due or progress.step == num_steps):
                 _write_checkpoint(checkpoint, settings, state, progress)
     history = {name: np.array(values) for name, values in progress.history.items()}
+    if np.isposinf(history["price"]).all():
+        warnings.warn(
+            f"no kernel with at most max_proposals={max_proposals} expected proposals was met, so this is the last one; "
+            f"a gamma above {gamma} or more than num_steps={num_steps} steps would lower them",
+            stacklevel=2,
+        )
     V, B, D = progress.best
     return Fit(V, B, D, history, settings)
 
@@ -446,12 +480,13 @@ class _Progress(NamedTuple):
 
     @classmethod
     def fresh(cls) -> "_Progress":
-        return cls(0, 0, (), {"step": [], "loss": [], "validation": [], "seconds": []})
+        return cls(0, 0, (), {"step": [], "loss": [], "validation": [], "price": [], "seconds": []})
 
-    def after(self, number: int, loss: float, validation: float, seconds: float) -> "_Progress":
-        earlier = self.history["validation"]
-        since_best = 0 if not earlier or validation > max(earlier) else self.since_best + 1
-        row = {"step": self.step + number, "loss": loss, "validation": validation, "seconds": seconds}
+    def after(self, number: int, loss: float, validation: float, price: float, seconds: float) -> "_Progress":
+        earlier = [value - paid for value, paid in zip(self.history["validation"], self.history["price"], strict=True)]
+        best = max(earlier, default=-math.inf)
+        since_best = 0 if validation - price > best or best == -math.inf else self.since_best + 1
+        row = {"step": self.step + number, "loss": loss, "validation": validation, "price": price, "seconds": seconds}
         history = {name: [*values, row[name]] for name, values in self.history.items()}
         return _Progress(self.step + number, since_best, self.best, history)
 

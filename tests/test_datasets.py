@@ -99,7 +99,7 @@ def test_instacart(tmp_path):
     assert found.items == ["Tea, black", "Milk"]
     assert found.baskets == [[0, 1], [1]]
     orders.write_text("order_id,product_id\n2,10\n2,77\n")
-    with pytest.raises(ValueError, match="order_products__prior.csv, line 3: product '77' is not in"):
+    with pytest.raises(ValueError, match=r"order_products__prior.csv, line 3: product '77' is not in"):
         load_instacart(orders, products)
 
 
@@ -111,7 +111,7 @@ def test_million_song(tmp_path):
     assert found.baskets == [[0, 1], [0]]
     assert found.dropped == {"baskets with more than 2 lines": 1}
     path.write_text("u1\tSOB\t1\nu1 SOA 2\n")
-    with pytest.raises(ValueError, match="train_triplets.txt, line 2: listener, song and count"):
+    with pytest.raises(ValueError, match=r"train_triplets.txt, line 2: a listener, a song and a count"):
         load_million_song(path)
 
 
