@@ -44,6 +44,7 @@ benchmark: $(VENV)/.installed-benchmark
 	$(BIN)/python benchmarks/updown.py
 	$(BIN)/python benchmarks/samplers.py
 	$(BIN)/python benchmarks/paper_figures.py
+# On baskets of your own: benchmarks/learning.py and benchmarks/paper_tables.py take a folder of them.
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)

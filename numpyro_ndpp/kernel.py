@@ -310,6 +310,8 @@ def log_minor(X: Array, K: Array, subset: Array) -> Array:
     its widths, and on a CPU, where jaxlib hands a batch of factorisations to the same few threads that wait for it, as
     many of them at once as there are threads wait forever.
     """
+    if len(subset) == 0:
+        return jnp.zeros((), X.dtype)
     rows = X.at[subset].get(mode="fill", fill_value=0)
     bk = matmul(rows[:, rows.shape[1] - len(K) :], K)
     return _factorize_minor(rows, bk, jnp.sum(subset < len(X))).log_det

@@ -453,7 +453,7 @@ def fit(
     history = {name: np.array(values) for name, values in progress.history.items()}
     if np.isposinf(history["price"]).all():
         warnings.warn(
-            f"no kernel with at most max_proposals={max_proposals} expected proposals was met, so this is the last one; "
+            f"no kernel with at most max_proposals={max_proposals} expected proposals was met: this is the last one; "
             f"a gamma above {gamma} or more than num_steps={num_steps} steps would lower them",
             stacklevel=2,
         )

@@ -106,6 +106,9 @@ def test_chains_of_one_item_move():
     data = run_chains(KNDPP(*PARTS["ordinary"], k=1), random.key(1), num_chains=300, num_steps=10)
     masks = data["posterior"]["included"].values[:, 1:].reshape(-1, N).astype(int)  # each draw is a fresh one
     assert chi_square_p_value(enumerated_law("ordinary", 1, 1), masks) > 1e-4
+
+
+def test_chains_of_no_item():
     assert (run_chains(KNDPP(*PARTS["ordinary"], k=0), random.key(1), 2, 4)["posterior"]["size"].values == 0).all()
 
 

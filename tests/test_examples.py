@@ -6,9 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from numpyro_ndpp.datasets import load_baskets
+from numpyro_ndpp.datasets import load_baskets, save_baskets
+from numpyro_ndpp.learning import Fit
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+BENCHMARKS = EXAMPLES.parent / "benchmarks"
 DATA = Path(__file__).parents[2] / "shared" / "data" / "groceries.npz"
 
 
@@ -27,12 +29,39 @@ def test_example_runs(name, tmp_path, capsys):
     assert str(figure) in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["basket_completion", "bayesian_kernel", "variable_selection", "subset_guide"])
+@pytest.mark.parametrize(
+    "name", ["basket_completion", "bayesian_kernel", "variable_selection", "subset_guide", "learn_kernel"]
+)
 def test_example_explains_itself(name, capsys):
     with pytest.raises(SystemExit) as stop:
         run(name, "--help")
     assert stop.value.code == 0
     assert "--figure" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("default")
+def test_kernel_is_learned_and_saved(tmp_path, capsys):
+    result = run("learn_kernel", "--quick", "--kernel", tmp_path / "kernel.npz", "--figure", tmp_path / "figure.png")
+    assert (Fit.load(tmp_path / "kernel.npz").V == result.V).all()
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert "mean percentile rank of a hidden item" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_learning_benchmarks(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    rng = np.random.default_rng(0)
+    baskets = [rng.choice(260, size=rng.integers(1, 9), replace=False) for _ in range(400)]
+    save_baskets(tmp_path / "some.npz", baskets, [str(item) for item in range(260)])
+    learned = runpy.run_path(str(BENCHMARKS / "learning.py"))["main"](
+        [str(tmp_path), "--quick", "--models", "ndpp", "--kernels", str(tmp_path / "kernels")]
+    )
+    assert any(line.startswith("| ndpp | ") for line in learned)
+    sampled = runpy.run_path(str(BENCHMARKS / "paper_tables.py"))["main"](
+        [str(tmp_path / "kernels" / "some_ndpp.npz"), "--quick"]
+    )
+    assert sum("contour" in line for line in sampled) == 3
 
 
 @pytest.mark.filterwarnings("default")
@@ -140,8 +169,8 @@ def test_chain_diagnostics(tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_paper_figures(tmp_path, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(EXAMPLES.parent / "benchmarks")
-    module = runpy.run_path(str(EXAMPLES.parent / "benchmarks" / "paper_figures.py"))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module = runpy.run_path(str(BENCHMARKS / "paper_figures.py"))
     module["main"](["--quick", "--output", str(tmp_path), "--folder", str(tmp_path)])
     for number in (1, 2, 3):
         assert (tmp_path / f"paper_figure_{number}.png").stat().st_size > 10_000

@@ -1,0 +1,120 @@
+"""Learning a kernel from a file of baskets: the kernel goes to a file, complements and substitutes into a picture.
+
+Baskets are read as :func:`numpyro_ndpp.datasets.load_baskets` reads them; without a file, those of a small shop are
+simulated. A tenth of them, 2,000 at most, are held out to judge by. The picture has the pairs of frequent items that
+attract and repel most: the logarithm of P(ab) P(∅) / (P(a) P(b)), and the log-likelihood during the run.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+from numpyro_ndpp import NDPP
+from numpyro_ndpp.datasets import load_baskets, simulate_baskets
+from numpyro_ndpp.learning import Fit, fit
+from numpyro_ndpp.metrics import mean_log_likelihood, mean_percentile_rank, subset_auc
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+LONGEST_NAME = 26
+
+
+def attraction(law: NDPP, items: np.ndarray) -> np.ndarray:
+    """log [P(ab) P(∅) / (P(a) P(b))] for all pairs of chosen items: log(1 - L_ab L_ba / (L_aa L_bb))."""
+    X, W = (np.asarray(part, np.float64) for part in (law.X, law.W))
+    L = X[items] @ W @ X[items].T
+    own = np.diag(L)
+    ratio = L * L.T / np.outer(own, own)
+    np.fill_diagonal(ratio, 0.0)
+    return np.log(np.maximum(1 - ratio, 1e-6))
+
+
+def strongest(law: NDPP, counts: np.ndarray, number: int) -> list[tuple[float, int, int]]:
+    """The pairs (value, a, b) of the hundred most frequent items that attract most, then those that repel most."""
+    items = np.argsort(-counts, kind="stable")[:100]
+    matrix = attraction(law, items)
+    first, second = np.triu_indices(len(items), 1)
+    order = np.argsort(-matrix[first, second], kind="stable")
+    chosen = [*order[:number], *order[-number:]]
+    return [(float(matrix[first[i], second[i]]), int(items[first[i]]), int(items[second[i]])) for i in chosen]
+
+
+def short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1].rstrip() + "…"
+
+
+def draw_figure(path: Path, pairs: list[tuple[float, int, int]], names: list[str], result: Fit) -> None:
+    figure, (bars, curve) = plt.subplots(
+        1, 2, figsize=(12, 0.8 + 0.27 * len(pairs)), width_ratios=[2, 1], layout="constrained"
+    )
+    values = [value for value, _, _ in pairs]
+    bars.barh(range(len(pairs)), values, color=["C2" if value > 0 else "C3" for value in values])
+    bars.set_yticks(range(len(pairs)), [f"{short(names[a])} + {short(names[b])}" for _, a, b in pairs], fontsize=8)
+    bars.invert_yaxis()
+    bars.axvline(0, color="0.3", linewidth=0.8)
+    bars.set(xlabel="attraction (log-odds of being together)", title="complements above, substitutes below")
+    history = result.history
+    curve.plot(history["step"], history["validation"], marker=".")
+    best = int(np.argmax(history["validation"] - history["price"]))
+    curve.plot(history["step"][best], history["validation"][best], "o", color="C1", label="kept")
+    curve.set(xlabel="steps", title="log-likelihood of held-out baskets")
+    curve.legend(frameon=False)
+    for axis in (bars, curve):
+        for side in ("top", "right"):
+            axis.spines[side].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def main(arguments: list[str] | None = None) -> Fit:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, nargs="?", help="baskets: text with one basket per line, or npz")
+    parser.add_argument("--catalogue", type=Path, help="names of the items, one per line, for text that names them")
+    parser.add_argument("--model", choices=["ndpp", "ondpp", "symmetric"], default="ndpp")
+    parser.add_argument("--rank", type=int, nargs=2, metavar=("D1", "D2"), help="columns of V and of B")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--kernel", type=Path, default=Path("kernel.npz"), help="file for the kernel")
+    parser.add_argument("--checkpoint", type=Path, help="file to go on from if the run is interrupted")
+    parser.add_argument("--figure", type=Path, default=Path("learn_kernel.png"), help="file for the picture")
+    parser.add_argument("--quick", action="store_true", help="a few steps only, to see that it runs")
+    options = parser.parse_args(arguments)
+    start = time.perf_counter()
+
+    if options.data is None:
+        shop = simulate_baskets(300 if options.quick else 4000)
+        lists, names, rank = shop.baskets, shop.items, options.rank or (12, 6)
+        strengths = {"alpha": 1.0, "beta": 1.0}
+    else:
+        catalogue = options.catalogue.read_text().splitlines() if options.catalogue else None
+        rank, strengths = options.rank or (100, 100), {}
+        lists, names, _ = load_baskets(options.data, catalogue=catalogue, max_size=sum(rank))
+    n = len(names)
+    order = np.random.default_rng(0).permutation(len(lists))
+    cut = min(2000, len(lists) // 10)
+    test, train = [lists[i] for i in order[:cut]], [lists[i] for i in order[cut:]]
+    print(f"{len(train)} baskets of {n} items to learn from, {cut} to judge by")
+    steps = {"num_steps": 20, "evaluate_every": 10} if options.quick else {"num_steps": options.steps}
+    result = fit(train, n, model=options.model, rank=tuple(rank), checkpoint=options.checkpoint, **strengths, **steps)
+    result.save(options.kernel)
+
+    law = result.distribution()
+    counts = np.bincount(np.concatenate([np.asarray(basket, int) for basket in train]), minlength=n)
+    print(f"mean log-likelihood of a new basket: {mean_log_likelihood(law, test)}")
+    print(f"mean percentile rank of a hidden item: {mean_percentile_rank(law, test)}")
+    print(f"the same by popularity alone: {mean_percentile_rank(counts, test)}")
+    print(f"share of baskets likelier than a random set of their size: {subset_auc(law, test)}")
+    pairs = strongest(law, counts, 3 if options.data is None else 12)
+    for value, a, b in pairs:
+        print(f"  {short(names[a]):>{LONGEST_NAME}} + {short(names[b]):<{LONGEST_NAME}} {value:+6.2f}")
+    draw_figure(options.figure, pairs, names, result)
+    print(f"The kernel is in {options.kernel}, the picture in {options.figure} ({time.perf_counter() - start:.0f} s)")
+    return result
+
+
+if __name__ == "__main__":
+    main()
