@@ -210,6 +210,8 @@ class Walk:
 
         Items without features, as conditioning leaves those that are out, are not among them. O(n).
         """
+        if len(otherwise) == 0:
+            return otherwise
         n = len(self.tree.X)
         free = jnp.any(self.tree.X != 0, axis=1).at[self.pinned].set(False, mode="drop")
         items = jnp.flatnonzero(free, size=n, fill_value=n)
