@@ -38,6 +38,7 @@ MODELS = {
     "ondpp": {"model": "ondpp", "rank": (100, 100), "beta": 0.01, "max_proposals": 100, "evaluate_every": 20},
     "ndpp, papers' prior": {"model": "ndpp", "rank": (100, 100), "alpha": 0.01, "beta": 0.01, "anchored": False},
 }
+FILES = {"ndpp, papers' prior": "papers_ndpp"}
 # MPR, AUC, log-likelihood of Han et al. (ICLR 2022), on the papers' own files
 PUBLISHED = {
     "uk_retail": {
@@ -129,7 +130,9 @@ def main(arguments: list[str] | None = None) -> list[str]:
                 numbers.append([*judge(result, test, 0 if options.quick else 200), (seconds, np.nan)])
                 if options.kernels and seed == 0:
                     options.kernels.mkdir(parents=True, exist_ok=True)
-                    result.save(options.kernels / f"{path.stem}_{result.settings['model']}.npz")
+                    result.save(
+                        options.kernels / f"{path.stem}_{name.split(',')[0]}{'_papers_prior' * (',' in name)}.npz"
+                    )
             if name == "popularity":
                 padded = [[*each, *[(np.nan, np.nan)] * (len(COLUMNS) - 2)] for each in numbers]
                 lines.append(row(name, padded, "").replace("nan", "").replace(" ± |", " |"))

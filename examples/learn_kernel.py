@@ -39,6 +39,7 @@ def strongest(law: NDPP, counts: np.ndarray, number: int) -> list[tuple[float, i
     matrix = attraction(law, items)
     first, second = np.triu_indices(len(items), 1)
     order = np.argsort(-matrix[first, second], kind="stable")
+    number = min(number, len(order) // 2)
     chosen = [*order[:number], *order[-number:]]
     return [(float(matrix[first[i], second[i]]), int(items[first[i]]), int(items[second[i]])) for i in chosen]
 
@@ -48,22 +49,28 @@ def short(name: str) -> str:
 
 
 def draw_figure(path: Path, pairs: list[tuple[float, int, int]], names: list[str], result: Fit) -> None:
-    figure, (bars, curve) = plt.subplots(
-        1, 2, figsize=(12, 0.8 + 0.27 * len(pairs)), width_ratios=[2, 1], layout="constrained"
-    )
-    values = [value for value, _, _ in pairs]
-    bars.barh(range(len(pairs)), values, color=["C2" if value > 0 else "C3" for value in values])
-    bars.set_yticks(range(len(pairs)), [f"{short(names[a])} + {short(names[b])}" for _, a, b in pairs], fontsize=8)
-    bars.invert_yaxis()
-    bars.axvline(0, color="0.3", linewidth=0.8)
-    bars.set(xlabel="attraction (log-odds of being together)", title="complements above, substitutes below")
-    history = result.history
+    """Pairs that attract and pairs that repel, each on a scale of its own, and the learning curve."""
+    figure = plt.figure(figsize=(12, 1.6 + 0.26 * len(pairs)), layout="constrained")
+    grid = figure.add_gridspec(2, 2, width_ratios=[2, 1])
+    half = len(pairs) // 2
+    axes = [figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[1, 0]), figure.add_subplot(grid[:, 1])]
+    kinds = (("complements", "C2", pairs[:half]), ("substitutes", "C3", pairs[half:][::-1]))
+    for axis, (title, colour, shown) in zip(axes, kinds, strict=False):
+        axis.barh(range(len(shown)), [value for value, _, _ in shown], color=colour)
+        axis.set_yticks(range(len(shown)), [f"{short(names[a])} + {short(names[b])}" for _, a, b in shown], fontsize=8)
+        axis.invert_yaxis()
+        axis.axvline(0, color="0.3", linewidth=0.8)
+        axis.set_title(title, fontsize=10)
+    axes[1].set_xlabel("attraction (log-odds of being together)")
+    history, curve = result.history, axes[2]
     curve.plot(history["step"], history["validation"], marker=".")
-    best = int(np.argmax(history["validation"] - history["price"]))
+    score = history["validation"] - history["price"]
+    best = int(np.argmax(score)) if np.isfinite(score).any() else -1
     curve.plot(history["step"][best], history["validation"][best], "o", color="C1", label="kept")
-    curve.set(xlabel="steps", title="log-likelihood of held-out baskets")
-    curve.legend(frameon=False)
-    for axis in (bars, curve):
+    curve.set_title("log-likelihood, held-out baskets", fontsize=10)
+    curve.set_xlabel("steps")
+    curve.legend(frameon=False, loc="lower right")
+    for axis in axes:
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -95,8 +102,9 @@ def main(arguments: list[str] | None = None) -> Fit:
         lists, names, _ = load_baskets(options.data, catalogue=catalogue, max_size=sum(rank))
     n = len(names)
     order = np.random.default_rng(0).permutation(len(lists))
-    cut = min(2000, len(lists) // 10)
+    cut = min(2000, max(1, len(lists) // 10))
     test, train = [lists[i] for i in order[:cut]], [lists[i] for i in order[cut:]]
+    options.kernel.parent.mkdir(parents=True, exist_ok=True)
     print(f"{len(train)} baskets of {n} items to learn from, {cut} to judge by")
     steps = {"num_steps": 20, "evaluate_every": 10} if options.quick else {"num_steps": options.steps}
     result = fit(train, n, model=options.model, rank=tuple(rank), checkpoint=options.checkpoint, **strengths, **steps)

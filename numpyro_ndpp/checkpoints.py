@@ -19,10 +19,10 @@ def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], settings: M
     :raises OSError: if it cannot be written; a file of that name stays as it was.
     """
     path = Path(path)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    part = path.with_name(f"{path.name}.part")  # what a killed process left is written over
     try:
         with part.open("wb") as file:
-            np.savez(file, allow_pickle=False, **{_SETTINGS: np.array(json.dumps(settings))}, **arrays)
+            np.savez(file, **{_SETTINGS: np.array(json.dumps(settings)), **arrays})  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)

@@ -14,6 +14,7 @@ import re
 import sys
 import xml.etree.ElementTree as ElementTree
 import zipfile
+import zlib
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from tqdm.auto import tqdm
 
 from numpyro_ndpp.distributions import NDPP
 from numpyro_ndpp.samplers import Cholesky
-from numpyro_ndpp.subsets import unpad_subsets
+from numpyro_ndpp.subsets import as_padded, unpad_subsets
 
 __all__ = [
     "Baskets",
@@ -120,7 +121,7 @@ def save_baskets(path: str | Path, baskets: Iterable[Sequence[int]], items: Sequ
     >>> load_baskets(path).baskets
     [[0, 1], [1]]
     """
-    rows = [np.asarray(basket, dtype=np.int32).reshape(-1) for basket in baskets]
+    rows = [row[row < len(items)] for row in as_padded("baskets", list(baskets), len(items))]
     indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     indices = np.concatenate([*rows, np.zeros(0, np.int32)])
     with Path(path).open("wb") as file:
@@ -178,9 +179,7 @@ def _from_npz(path: Path) -> tuple[list[tuple[int, list[int]]], list[str]]:
 def _from_text(path: Path, catalogue: Sequence[str] | None) -> tuple[list[tuple[int, list[int]]], list[str]]:
     numbers = None if catalogue is None else {name: number for number, name in enumerate(catalogue)}
     baskets = []
-    for place, line in enumerate(path.read_text().splitlines(), 1):
-        if not line.strip():
-            continue
+    for place, line in _lines(path, progress_bar=False):
         basket = set()
         for word in (word.strip() for word in (line.split(",") if "," in line else line.split())):
             if numbers is not None:
@@ -215,7 +214,7 @@ def load_uk_retail(path: str | Path, *, max_size: int | None = 100, progress_bar
     """
     wanted = ("InvoiceNo", "StockCode", "Description", "Quantity")
     names: dict[str, dict[str, int]] = {}
-    collected = _Collected(max_size)
+    collected = _Collected(path, max_size)
     for line, (invoice, code, description, quantity) in _table_rows(Path(path), wanted, progress_bar):
         try:
             bought = float(quantity) > 0
@@ -226,12 +225,12 @@ def load_uk_retail(path: str | Path, *, max_size: int | None = 100, progress_bar
             continue
         described = names.setdefault(code, {})
         described[description.strip()] = described.get(description.strip(), 0) + 1
-        collected.add(invoice, code)
+        collected.add(line, invoice, code)
 
     def name(code: str) -> str:
         return f"{code} {max(names[code], key=lambda text: (names[code][text], text))}".strip()
 
-    return collected.baskets(path, progress_bar, name)
+    return collected.baskets(progress_bar, name)
 
 
 def load_recipes(path: str | Path, *, max_size: int | None = 100, progress_bar: bool = True) -> Baskets:
@@ -239,13 +238,16 @@ def load_recipes(path: str | Path, *, max_size: int | None = 100, progress_bar: 
 
     Parameters and errors are those of :func:`load_uk_retail`.
     """
-    collected = _Collected(max_size)
+    collected = _Collected(path, max_size, by_number=True)
     for line, (recipe, ids) in _table_rows(Path(path), ("id", "ingredient_ids"), progress_bar):
         if not re.fullmatch(r"\s*\[[\d\s,]*\]\s*", ids):
             raise ValueError(f"{path}, line {line}: ingredient_ids is {ids[:40]!r}, not a list of numbers like [1, 2]")
-        for ingredient in re.findall(r"\d+", ids):
-            collected.add(recipe, ingredient)
-    return collected.baskets(path, progress_bar, by_number=True)
+        ingredients = re.findall(r"\d+", ids)
+        if not ingredients:
+            collected.drop("recipes without ingredients")
+        for ingredient in ingredients:
+            collected.add(line, recipe, ingredient)
+    return collected.baskets(progress_bar)
 
 
 def load_instacart(
@@ -257,12 +259,12 @@ def load_instacart(
     """
     columns = ("product_id", "product_name")
     names = {product: name for _, (product, name) in _table_rows(Path(products), columns, progress_bar)}
-    collected = _Collected(max_size)
+    collected = _Collected(orders, max_size, by_number=True)
     for line, (order, product) in _table_rows(Path(orders), ("order_id", "product_id"), progress_bar):
         if product not in names:
             raise ValueError(f"{orders}, line {line}: product {product!r} is not in {products}")
-        collected.add(order, product)
-    return collected.baskets(orders, progress_bar, names.__getitem__, by_number=True)
+        collected.add(line, order, product)
+    return collected.baskets(progress_bar, names.__getitem__)
 
 
 def load_million_song(path: str | Path, *, max_size: int | None = 100, progress_bar: bool = True) -> Baskets:
@@ -271,49 +273,64 @@ def load_million_song(path: str | Path, *, max_size: int | None = 100, progress_
     The catalogue has the songs of the baskets that are kept, as published. Other parameters and errors are those of
     :func:`load_uk_retail`.
     """
-    collected = _Collected(max_size)
+    collected = _Collected(path, max_size)
     for number, line in _lines(Path(path), progress_bar):
         fields = line.rstrip("\r\n").split("\t")
         if len(fields) != 3:
             raise ValueError(
                 f"{path}, line {number}: a listener, a song and a count with tabs between, got {line[:60]!r}"
             )
-        collected.add(fields[0], fields[1])
-    return collected.baskets(path, progress_bar, only_kept=True)
+        collected.add(number, fields[0], fields[1])
+    return collected.baskets(progress_bar, only_kept=True)
 
 
 def load_goodreads(path: str | Path, *, max_size: int | None = 100, progress_bar: bool = True) -> Baskets:
     """UCSD *Goodreads* interactions or reviews, csv or json (gzipped or not): one basket per reader, items are books.
 
-    Parameters and errors are those of :func:`load_uk_retail`.
+    The paper's baskets are the books that a reader has reviewed: rows of a csv whose ``is_reviewed`` is not 1, and
+    records of a json whose ``review_text_incomplete`` is there and empty, are dropped. The catalogue has the books of
+    the baskets that are kept. Other parameters and errors are those of :func:`load_uk_retail`.
     """
-    path, collected = Path(path), _Collected(max_size)
+    path, unreviewed = Path(path), "books that were not reviewed"
+    collected = _Collected(path, max_size, by_number=True)
     if ".json" in path.suffixes:
         for number, line in _lines(path, progress_bar):
             try:
                 record = json.loads(line)
-                collected.add(str(record["user_id"]), str(record["book_id"]))
-            except (json.JSONDecodeError, KeyError, TypeError):
+                reader, book = record["user_id"], record["book_id"]
+                reviewed = record.get("review_text_incomplete", "a review") != ""
+            except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
                 raise ValueError(
                     f"{path}, line {number}: an object with user_id and book_id, got {line[:60]!r}"
                 ) from None
+            if reviewed:
+                collected.add(number, "" if reader is None else str(reader), "" if book is None else str(book))
+            else:
+                collected.drop(unreviewed)
     else:
-        for _, (reader, book) in _table_rows(path, ("user_id", "book_id"), progress_bar):
-            collected.add(reader, book)
-    return collected.baskets(path, progress_bar, by_number=True)
+        for number, (reader, book, reviewed) in _table_rows(path, ("user_id", "book_id", "is_reviewed"), progress_bar):
+            if reviewed == "1":
+                collected.add(number, reader, book)
+            else:
+                collected.drop(unreviewed)
+    return collected.baskets(progress_bar, only_kept=True)
 
 
 class _Collected:
     """Pairs of a basket and an item as they are read, in two arrays of numbers."""
 
-    def __init__(self, max_size: int | None) -> None:
-        self.max_size = max_size
+    def __init__(self, path: str | Path, max_size: int | None, *, by_number: bool = False) -> None:
+        self.path, self.max_size, self.by_number = path, max_size, by_number
         self.dropped: dict[str, int] = {}
         self.of_basket: dict[str, int] = {}
         self.of_item: dict[str, int] = {}
         self.pairs = array("q"), array("q")
 
-    def add(self, basket: str, item: str) -> None:
+    def add(self, line: int, basket: str, item: str) -> None:
+        if not basket or not item:
+            raise ValueError(f"{self.path}, line {line}: the {'item' if basket else 'basket'} has no name")
+        if self.by_number and not item.isdecimal():
+            raise ValueError(f"{self.path}, line {line}: {item!r} is no item number")
         self.pairs[0].append(self.of_basket.setdefault(basket, len(self.of_basket)))
         self.pairs[1].append(self.of_item.setdefault(item, len(self.of_item)))
 
@@ -322,14 +339,13 @@ class _Collected:
 
     def baskets(
         self,
-        path: str | Path,
         progress_bar: bool,
         name: Callable[[str], str] = str,
         *,
-        by_number: bool = False,
         only_kept: bool = False,
     ) -> Baskets:
         """All of them, small enough, with the items in the order of their codes."""
+        path = self.path
         if not self.of_basket:
             raise ValueError(f"{path} has no baskets")
         rows, items = (np.frombuffer(numbers, dtype=np.int64) for numbers in self.pairs)
@@ -344,16 +360,12 @@ class _Collected:
         if only_kept:
             used = np.unique(items)
             codes, items = [codes[i] for i in used], np.searchsorted(used, items)
-        try:
-            order = sorted(range(len(codes)), key=lambda i: int(codes[i]) if by_number else codes[i])
-        except ValueError:
-            bad = next(code for code in codes if not code.isdecimal())
-            raise ValueError(f"{path}: {bad!r} is no item number") from None
+        order = sorted(range(len(codes)), key=lambda i: int(codes[i]) if self.by_number else codes[i])
         place = np.empty(len(codes), np.int64)
         place[order] = np.arange(len(codes))
-        pairs = np.unique(np.stack([rows, place[items]], axis=1), axis=0)
-        starts = np.flatnonzero(np.diff(pairs[:, 0], prepend=-1))
-        baskets = [row.tolist() for row in np.split(pairs[:, 1], starts[1:])]
+        rows, items = np.divmod(np.unique(rows * len(codes) + place[items]), len(codes))
+        starts = np.flatnonzero(np.diff(rows, prepend=-1))
+        baskets = [row.tolist() for row in np.split(items, starts[1:])]
         if self.dropped and progress_bar:
             said = ", ".join(f"{number:,} {reason}" for reason, number in self.dropped.items())
             print(f"{path}: {len(baskets):,} baskets of {len(codes):,} items; dropped: {said}", file=sys.stderr)
@@ -384,7 +396,7 @@ def _lines(path: Path, progress_bar: bool) -> Iterator[tuple[int, str]]:
                     text = line.decode("latin-1")
                 if text.strip():
                     yield number, text
-        except (gzip.BadGzipFile, EOFError) as error:
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise ValueError(f"{path}: not a whole gzip file ({error})") from error
 
 
@@ -401,7 +413,7 @@ def _table_rows(path: Path, wanted: Sequence[str], progress_bar: bool) -> Iterat
             for place[0], text in numbered:
                 yield text
 
-        rows = ((place[0], row) for row in csv.reader(texts()))
+        rows = _csv_rows(path, csv.reader(texts(), strict=True), place)
     header = next(rows, (0, []))[1]
     missing = [name for name in wanted if name not in header]
     if missing:
@@ -411,6 +423,14 @@ def _table_rows(path: Path, wanted: Sequence[str], progress_bar: bool) -> Iterat
         if len(row) <= max(places):
             raise ValueError(f"{path}, line {line}: {len(row)} fields, but column {wanted[-1]!r} is wanted")
         yield line, tuple(row[i] for i in places)
+
+
+def _csv_rows(path: Path, reader: Iterator[list[str]], place: list[int]) -> Iterator[tuple[int, list[str]]]:
+    try:
+        for row in reader:
+            yield place[0], row
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {place[0]}: {error}") from error
 
 
 def _sheet_rows(path: Path, progress_bar: bool) -> Iterator[tuple[int, list[str]]]:
@@ -435,7 +455,10 @@ def _sheet_rows(path: Path, progress_bar: bool) -> Iterator[tuple[int, list[str]
                 total=size, unit="B", unit_scale=True, delay=_BAR_DELAY, desc=path.name, disable=not progress_bar
             ) as bar,
         ):
-            for line, row in enumerate(_closing(file, "row"), 1):
+            for count, row in enumerate(_closing(file, "row"), 1):
+                line = int(row.get("r", count))
+                if len(row) == 0:
+                    continue
                 cells: list[str] = []
                 for cell in row:
                     letters = re.match(r"[A-Z]+", cell.get("r", ""))
@@ -443,17 +466,20 @@ def _sheet_rows(path: Path, progress_bar: bool) -> Iterator[tuple[int, list[str]
                     cells += [""] * (column - len(cells))
                     text = _text(cell, "}v", "}t")
                     cells.append(shared[int(text)] if cell.get("t") == "s" else text)
-                if line % _LINES_PER_UPDATE == 0:
+                if count % _LINES_PER_UPDATE == 0:
                     bar.update(file.tell() - bar.n)
                 yield line, cells
 
 
 def _closing(file: IO[bytes], tag: str) -> Iterator[Any]:
     """The elements of that name as they end; each is let go after."""
-    for _, element in ElementTree.iterparse(file):
-        if element.tag.endswith("}" + tag):
-            yield element
-            element.clear()
+    try:
+        for _, element in ElementTree.iterparse(file):
+            if element.tag.endswith("}" + tag):
+                yield element
+                element.clear()
+    except ElementTree.ParseError as error:
+        raise ValueError(f"not an xlsx file: {error}") from error
 
 
 def _text(element: Any, *tags: str) -> str:

@@ -28,6 +28,8 @@ sampling for nonsymmetric determinantal point processes*, ICLR.
 """
 
 import math
+import operator
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -54,7 +56,16 @@ from numpyro_ndpp.distributions import NDPP
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.subsets import Subsets, as_padded
 
-__all__ = ["Fit", "basket_model", "fit", "item_counts", "ndpp_prior", "ondpp_prior", "symmetric_prior"]
+__all__ = [
+    "Fit",
+    "basket_model",
+    "fit",
+    "item_counts",
+    "ndpp_prior",
+    "ondpp_prior",
+    "symmetric_prior",
+    "to_event_width",
+]
 
 
 def item_counts(baskets: ArrayLike, num_items: int) -> np.ndarray:
@@ -115,7 +126,7 @@ def ndpp_prior(
     >>> def model():
     ...     law = ndpp_prior(item_counts(baskets, 3), len(baskets), rank=(2, 2))
     ...     with numpyro.plate("baskets", len(baskets)):
-    ...         numpyro.sample("basket", law, obs=baskets)
+    ...         numpyro.sample("basket", law, obs=to_event_width(baskets, law))
     >>> values = {"V": np.eye(3, 2), "B": np.ones((3, 2)), "D": np.zeros((2, 2))}
     >>> trace = handlers.trace(handlers.substitute(handlers.seed(model, 0), values)).get_trace()
     >>> trace["basket"]["fn"].batch_shape
@@ -199,6 +210,18 @@ def orthonormalize(A: Array) -> Array:
     return A
 
 
+def to_event_width(baskets: Array, law: NDPP) -> Array:
+    """Padded baskets (..., m) with as many columns as the law's events have, which NumPyro's ELBOs insist on.
+
+    Columns of padding are added or left out. A basket that would lose an item is too large for the law: it is -1
+    throughout, which is no subset and has probability zero.
+    """
+    width = law.event_shape[0]
+    missing = [(0, 0)] * (baskets.ndim - 1) + [(0, max(width - baskets.shape[-1], 0))]
+    too_large = jnp.any(baskets[..., width:] < law.num_items, axis=-1, keepdims=True)
+    return jnp.where(too_large, -1, jnp.pad(baskets, missing, constant_values=law.num_items)[..., :width])
+
+
 def basket_model(
     baskets: ArrayLike,
     counts: ArrayLike,
@@ -218,9 +241,7 @@ def basket_model(
     size = None if batch_size is None else min(batch_size, len(baskets))
     with numpyro.plate("baskets", len(baskets), subsample_size=size):
         batch = numpyro.subsample(baskets, event_dim=1)
-        # An ELBO wants values of the event's own width.
-        missing = law.event_shape[0] - batch.shape[1]
-        numpyro.sample("basket", law, obs=jnp.pad(batch, ((0, 0), (0, missing)), constant_values=law.num_items))
+        numpyro.sample("basket", law, obs=to_event_width(batch, law))
     return law
 
 
@@ -350,11 +371,12 @@ def fit(
     :param validation: baskets to judge by, or how many of ``baskets`` to hold out for that; by default 300, or a tenth
         if that is less.
     :param patience: evaluations without a rise after which to stop; 0: never.
-    :param checkpoint: a file that the state is written to every ``checkpoint_every`` steps. If it is there already, the
-        run goes on from it, and ends with the parameters of a run that was never interrupted.
+    :param checkpoint: a file that the state is written to every ``checkpoint_every`` steps, with the next evaluation.
+        If it is there already, the run goes on from it, and ends with the parameters of one never interrupted.
     :raises ValueError: for fewer than two baskets, items out of range or repeated, baskets larger than the rank,
         settings out of range, and a checkpoint of other data or settings.
     :raises OSError: if a checkpoint cannot be written; the last one stays as it was.
+    :raises FloatingPointError: if the log-likelihood is not a number any more.
 
     >>> from numpyro_ndpp.datasets import simulate_baskets
     >>> shop = simulate_baskets(300)
@@ -365,13 +387,20 @@ def fit(
     if model not in _MODELS:
         raise ValueError(f"model must be one of {sorted(_MODELS)}, got {model!r}")
     kind = _MODELS[model]
-    ranks = _ranks(model, rank)
+    num_items, batch_size, num_steps = _integers(num_items=num_items, batch_size=batch_size, num_steps=num_steps)
+    evaluate_every, checkpoint_every = _integers(evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
+    patience, seed = _integers(patience=patience, seed=seed)
+    alpha, beta, gamma, learning_rate = map(float, (alpha, beta, gamma, learning_rate))
+    anchored, max_proposals = bool(anchored), None if max_proposals is None else float(max_proposals)
+    ranks = _ranks(model, rank, num_items)
     _check_positive(alpha=alpha, beta=beta, batch_size=batch_size, learning_rate=learning_rate)
     _check_positive(num_steps=num_steps, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
     if max_proposals is not None and not max_proposals >= 1:
         raise ValueError(f"max_proposals must be one at least, got {max_proposals}")
     if gamma < 0 or patience < 0:
         raise ValueError(f"gamma and patience must not be negative, got {gamma} and {patience}")
+    if checkpoint is not None and not os.access(Path(checkpoint).resolve().parent, os.W_OK):
+        raise ValueError(f"checkpoint: {Path(checkpoint).resolve().parent} is not a folder that can be written to")
     train, held_out = _split(baskets, num_items, sum(ranks), validation, seed)
     given = {"alpha": alpha, "beta": beta, "gamma": gamma}
     strengths = {name: given[name] for name in kind.strengths}
@@ -431,7 +460,10 @@ def fit(
 
     progress = _Progress.fresh()
     if checkpoint is not None and Path(checkpoint).exists():
-        state, progress = _read_checkpoint(checkpoint, settings, state)
+        leaves, structure = jax.tree.flatten(state)
+        num_leaves = len(leaves)
+        del state, leaves  # what is read takes as much memory
+        state, progress = _read_checkpoint(checkpoint, settings, structure, num_leaves)
     with tqdm(total=num_steps, initial=progress.step, unit="step", disable=not progress_bar) as bar:
         while progress.step < num_steps and not (patience and progress.since_best >= patience):
             start, number = time.perf_counter(), min(evaluate_every, num_steps - progress.step)
@@ -451,6 +483,13 @@ def fit(
             if checkpoint is not None and (due or progress.step == num_steps):
                 _write_checkpoint(checkpoint, settings, state, progress)
     history = {name: np.array(values) for name, values in progress.history.items()}
+    if np.isneginf(history["validation"]).all():
+        impossible = int(np.isneginf(np.asarray(NDPP(*progress.best).log_prob(held_out))).sum())
+        warnings.warn(
+            f"{impossible} of the {len(held_out)} held-out baskets have probability zero under every kernel that was "
+            f"met, so none was the best and this is the last one",
+            stacklevel=2,
+        )
     if np.isposinf(history["price"]).all():
         warnings.warn(
             f"no kernel with at most max_proposals={max_proposals} expected proposals was met: this is the last one; "
@@ -499,10 +538,10 @@ def _write_checkpoint(path: str | Path, settings: dict[str, Any], state: Any, pr
     write_arrays(path, arrays, settings | {"step": progress.step, "since_best": progress.since_best})
 
 
-def _read_checkpoint(path: str | Path, settings: dict[str, Any], state: Any) -> tuple[Any, _Progress]:
-    plain = state._replace(rng_key=random.key_data(state.rng_key))
-    leaves, structure = jax.tree.flatten(plain)
-    names = [f"state_{i}" for i in range(len(leaves))]
+def _read_checkpoint(
+    path: str | Path, settings: dict[str, Any], structure: Any, num_leaves: int
+) -> tuple[Any, _Progress]:
+    names = [f"state_{i}" for i in range(num_leaves)]
     arrays, written = read_arrays(path, ("V", "B", "D"))
     for name, value in settings.items():
         if written.get(name) != value:
@@ -512,22 +551,38 @@ def _read_checkpoint(path: str | Path, settings: dict[str, Any], state: Any) -> 
     missing = [name for name in names if name not in arrays]
     if missing:
         raise ValueError(f"checkpoint {path} has no {missing[0]!r}: it is a saved fit, not a checkpoint")
-    restored = jax.tree.unflatten(structure, [jnp.asarray(arrays[name]) for name in names])
+    # One after the other, so that no more than one array is there twice.
+    restored = jax.tree.unflatten(structure, [jnp.asarray(arrays.pop(name)) for name in names])
     restored = restored._replace(rng_key=random.wrap_key_data(restored.rng_key))
     history = {name: arrays[f"history_{name}"].tolist() for name in _Progress.fresh().history}
     best = tuple(arrays[name] for name in "VBD")
     return restored, _Progress(written["step"], written["since_best"], best, history)
 
 
-def _ranks(model: str, rank: int | tuple[int, int]) -> tuple[int, int]:
-    ranks = (rank, rank) if isinstance(rank, int) else tuple(rank)
-    if len(ranks) != 2 or not all(isinstance(number, int) and number >= 0 for number in ranks):
-        raise ValueError(f"rank must be a number of columns or two, of V and of B, got {rank!r}")
+def _integers(**values: Any) -> list[int]:
+    try:
+        return [operator.index(value) for value in values.values()]
+    except TypeError:
+        bad = next(name for name, value in values.items() if not hasattr(value, "__index__"))
+        raise ValueError(f"{bad} must be an integer, got {values[bad]!r}") from None
+
+
+def _ranks(model: str, rank: int | tuple[int, int], num_items: int) -> tuple[int, int]:
+    try:
+        first, second = (
+            operator.index(number) for number in (rank if isinstance(rank, (tuple, list)) else (rank, rank))
+        )
+    except (TypeError, ValueError):
+        raise ValueError(f"rank must be a number of columns or two, of V and of B, got {rank!r}") from None
     if model == "symmetric":
-        ranks = (ranks[0], 0)
-    if sum(ranks) == 0:
-        raise ValueError(f"rank must be positive, got {rank!r}")
-    return ranks
+        second = 0
+    if first < 1 or second < 0:
+        raise ValueError(f"rank must have one column of V at least and none or more of B, got {rank!r}")
+    if model == "ondpp" and second > num_items:
+        raise ValueError(
+            f"rank: an orthogonal B has no more columns than there are items, got {second} for {num_items}"
+        )
+    return first, second
 
 
 def _check_positive(**values: float) -> None:

@@ -48,8 +48,13 @@ def _bootstrap(
     """The statistic of baskets 0 to number-1, and the quantiles of the same of baskets drawn with replacement."""
     rng = np.random.default_rng(seed)
     again = [statistic(rng.integers(number, size=number)) for _ in range(repeats)]
-    low, high = np.nanquantile(again, [(1 - level) / 2, (1 + level) / 2]) if again else (np.nan, np.nan)
-    return Estimate(float(statistic(np.arange(number))), float(low), float(high))
+    value = float(statistic(np.arange(number)))
+    if not again:
+        return Estimate(value, np.nan, np.nan)
+    # No interpolation: a mean may be -inf.
+    low = np.quantile(again, (1 - level) / 2, method="lower")
+    high = np.quantile(again, (1 + level) / 2, method="higher")
+    return Estimate(value, float(low), float(high))
 
 
 def _lists(baskets: Subsets, num_items: int) -> list[np.ndarray]:
@@ -153,7 +158,7 @@ def mean_percentile_rank(
     :param definition: ``"paper"``: a random item is hidden, and its rank is the share of the items outside the rest
         that are no likelier than it. ``"reference"``: as the authors' code has it, the item with the largest number is
         hidden, its rank is the share of the possible items that are less likely, and the mean is over the means of
-        three groups of sizes.
+        three groups of sizes. A hidden item that is impossible has rank 0 in both.
     :raises ValueError: for another definition, no basket of two items, items out of range.
 
     Scores of all items, O(n m d) for a basket of m, in chunks. Baskets of like sizes are put together.
@@ -187,6 +192,7 @@ def mean_percentile_rank(
             counts[:, part] = _rank_counts(judged, rows, hidden[filled])[:, : len(part)]
     no_likelier, outside, likelier, possible = counts
     ranks = 100 * (no_likelier / outside if definition == "paper" else 1 - likelier / np.maximum(possible, 1))
+    ranks[likelier == 0] = 0.0  # the hidden item itself is impossible
     if definition == "paper":
         return _bootstrap(lambda chosen: ranks[chosen].mean(), len(ranks), level, seed, num_bootstraps)
     groups = _size_groups(sizes + 1)

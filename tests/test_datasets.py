@@ -84,6 +84,8 @@ def test_recipes(tmp_path):
     found = load_recipes(path)
     assert found.items == ["389", "6270", "7655"]
     assert found.baskets == [[0, 1, 2], [2]]
+    path.write_text('id,ingredient_ids\n1,"[3]"\n2,"[]"\n')
+    assert load_recipes(path, progress_bar=False).dropped == {"recipes without ingredients": 1}
     path.write_text('id,ingredient_ids\n1,"[3]"\n2,"[a]"\n')
     with pytest.raises(ValueError, match=r"PP_recipes.csv, line 3: ingredient_ids is '\[a\]', not a list of numbers"):
         load_recipes(path)
@@ -118,15 +120,21 @@ def test_million_song(tmp_path):
 @pytest.mark.parametrize("kind", ["csv", "json", "json.gz"])
 def test_goodreads(kind, tmp_path):
     path = tmp_path / f"goodreads_interactions.{kind}"
-    pairs = [("u1", 12), ("u1", 7), ("u2", 7)]
+    rows = [("u1", 12, 1), ("u1", 7, 1), ("u2", 7, 1), ("u2", 99, 0)]
     if kind == "csv":
-        path.write_text("user_id,book_id,is_read,rating,is_reviewed\n" + "".join(f"{u},{b},1,5,0\n" for u, b in pairs))
+        header = "user_id,book_id,is_read,rating,is_reviewed\n"
+        path.write_text(header + "".join(f"{user},{book},1,5,{reviewed}\n" for user, book, reviewed in rows))
     else:
-        lines = "".join(json.dumps({"user_id": u, "book_id": str(b), "rating": 5}) + "\n" for u, b in pairs)
+        records = [
+            {"user_id": user, "book_id": str(book), "rating": 5, "review_text_incomplete": "good" * reviewed}
+            for user, book, reviewed in rows
+        ]
+        lines = "".join(json.dumps(record) + "\n" for record in records)
         path.write_bytes(gzip.compress(lines.encode()) if kind == "json.gz" else lines.encode())
     found = load_goodreads(path)
     assert found.items == ["7", "12"]
     assert found.baskets == [[0, 1], [0]]
+    assert found.dropped == {"books that were not reviewed": 1}
 
 
 @pytest.mark.parametrize(
@@ -138,6 +146,12 @@ def test_goodreads(kind, tmp_path):
         ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n1,2,tea,many\n", "line 2: Quantity is 'many'"),
         ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n", "has no baskets"),
         ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n1,2,tea,-1\n", "has no baskets"),
+        (
+            "a.csv",
+            b'InvoiceNo,StockCode,Description,Quantity\n1,2,"tea,1\n1,3,milk,1\n',
+            "line 3: unexpected end of data",
+        ),
+        ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n1,,tea,1\n", "line 2: the item has no name"),
         ("a.xlsx", b"no zip", "is not an xlsx file"),
     ],
 )
@@ -156,14 +170,26 @@ def test_bad_goodreads(tmp_path):
     with pytest.raises(ValueError, match="not a whole gzip file"):
         load_goodreads(path)
     path = tmp_path / "reviews.csv"
-    path.write_text("user_id,book_id\n1,two\n")
-    with pytest.raises(ValueError, match="'two' is no item number"):
+    path.write_text("user_id,book_id,is_reviewed\n1,2,1\n1,two,1\n")
+    with pytest.raises(ValueError, match=r"reviews.csv, line 3: 'two' is no item number"):
+        load_goodreads(path)
+    path.write_text("user_id,book_id,is_reviewed\n,2,1\n")
+    with pytest.raises(ValueError, match="line 2: the basket has no name"):
         load_goodreads(path)
 
 
 def test_saved_baskets_are_loaded(tmp_path):
     save_baskets(tmp_path / "b.npz", [[2, 0], [], [1]], ["a", "b", "c"])
     assert load_baskets(tmp_path / "b.npz")[:2] == ([[0, 2], [], [1]], ["a", "b", "c"])
+    with pytest.raises(ValueError, match="row 0 has item 5; items must be 0 to 0"):
+        save_baskets(tmp_path / "b.npz", [[5]], ["a"])
+
+
+def test_text_of_other_programs(tmp_path):
+    (tmp_path / "bom.txt").write_bytes(b"\xef\xbb\xbf0 1\n1\n")
+    assert load_baskets(tmp_path / "bom.txt").baskets == [[0, 1], [1]]
+    (tmp_path / "latin.txt").write_bytes("thé, café\n".encode("latin-1"))
+    assert load_baskets(tmp_path / "latin.txt", catalogue=["café", "thé"]).baskets == [[0, 1]]
 
 
 def test_simulated_pairs_attract_and_repel():

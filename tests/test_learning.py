@@ -16,7 +16,7 @@ from jax import random
 from numpyro import handlers
 from numpyro.infer.util import log_density
 
-from numpyro_ndpp import Rejection, learning, pad_subsets
+from numpyro_ndpp import NDPP, Rejection, learning, pad_subsets
 from numpyro_ndpp.datasets import simulate_baskets
 from numpyro_ndpp.learning import (
     Fit,
@@ -28,6 +28,7 @@ from numpyro_ndpp.learning import (
     ondpp_prior,
     orthonormalize,
     symmetric_prior,
+    to_event_width,
 )
 
 N_ITEMS, RANK = 9, (4, 4)
@@ -153,7 +154,7 @@ SMALL = {"rank": (4, 4), "num_steps": 40, "evaluate_every": 10, "batch_size": 50
 
 def test_orthogonality_holds_at_every_step(shop):
     scale = np.sqrt(item_counts(pad_subsets(shop.baskets, 12), 12) / 400)
-    for num_steps in (1, 5, 40):
+    for num_steps in (1, 40):
         result = fit(shop.baskets, 12, model="ondpp", **SMALL | {"num_steps": num_steps, "evaluate_every": 1})
         assert result.V.dtype == np.float32
         assert np.abs(result.B.T @ result.B - np.eye(4)).max() < 1e-5
@@ -193,7 +194,7 @@ def test_best_parameters_are_kept_and_the_run_stops_early(shop):
 
 
 def test_saved_and_loaded(shop, tmp_path):
-    result = fit(shop.baskets, 12, **SMALL)
+    result = fit(shop.baskets, np.int64(12), seed=np.int32(0), alpha=np.float32(50), **SMALL | {"rank": np.array(4)})
     result.save(tmp_path / "kernel.npz")
     loaded = Fit.load(tmp_path / "kernel.npz")
     assert loaded.settings == result.settings
@@ -231,6 +232,49 @@ def test_interrupted_run_ends_where_an_uninterrupted_one_does(shop, tmp_path, mo
     assert (resumed.history["validation"] == whole.history["validation"]).all()
     finished = fit(shop.baskets, 12, checkpoint=path, **settings)
     assert (finished.V == whole.V).all()
+
+
+def test_hopeless_fit_says_so():
+    settings = SMALL | {"rank": (1, 3), "num_steps": 10}  # rank 3 at most: a skew matrix of odd size is singular
+    with pytest.warns(UserWarning, match="1 of the 1 held-out baskets have probability zero"):
+        fit([[0], [1], [2]], 12, validation=[[0, 1, 2, 3]], **settings)
+
+
+def test_limit_on_proposals(shop):
+    result = fit(shop.baskets, 12, model="ondpp", gamma=2.0, max_proposals=2.0, **SMALL | {"learning_rate": 0.1})
+    assert float(Rejection().expected_proposals(result.distribution())) <= 2.0
+    with pytest.warns(UserWarning, match="no kernel with at most max_proposals=1.0"):
+        fit(shop.baskets, 12, model="ondpp", max_proposals=1.0, **SMALL | {"num_steps": 10})
+
+
+def test_prior_in_a_model_of_its_own(shop):
+    """As the tutorial has it: baskets padded to their own width, a plate with subsampling, SVI."""
+    baskets = pad_subsets(shop.baskets, 12)
+    counts = item_counts(baskets, 12)
+
+    def model(baskets, counts):
+        law = ndpp_prior(counts, len(baskets), rank=(5, 4))
+        with numpyro.plate("baskets", len(baskets), subsample_size=20):
+            batch = numpyro.subsample(baskets, event_dim=1)
+            numpyro.sample("basket", law, obs=to_event_width(batch, law))
+
+    start = {
+        "V": random.normal(random.key(1), (12, 5)),
+        "B": random.normal(random.key(2), (12, 4)),
+        "D": np.eye(4, k=1),
+    }
+    guide = numpyro.infer.autoguide.AutoDelta(model, init_loc_fn=numpyro.infer.init_to_value(values=start))
+    svi = numpyro.infer.SVI(model, guide, numpyro.optim.Adam(0.01), numpyro.infer.Trace_ELBO())
+    result = svi.run(random.key(0), 3, baskets, counts, progress_bar=False)
+    assert jnp.isfinite(result.losses).any()
+
+
+@pytest.mark.filterwarnings("ignore:Out-of-support values")
+def test_baskets_too_large_for_the_event_are_impossible():
+    law = NDPP(jnp.eye(4, 2), jnp.zeros((4, 0)), jnp.zeros((0, 0)))
+    rows = to_event_width(jnp.array([[0, 1, 4, 4], [0, 1, 2, 4]]), law)
+    assert rows.tolist() == [[0, 1], [-1, -1]]
+    assert law.log_prob(rows)[1] == -jnp.inf
 
 
 @pytest.mark.slow
@@ -310,7 +354,11 @@ def test_checkpoint_of_another_run_is_refused(shop, tmp_path):
         ([[0], [1, 1]], {}, "row 1 has item 1 more than once"),
         ([[0], [0, 1, 2]], {"rank": 1}, "1 baskets have more items than the rank of 2"),
         ([[0], [1]], {"model": "dpp"}, "model must be one of .* got 'dpp'"),
-        ([[0], [1]], {"rank": (0, 0)}, "rank must be positive"),
+        ([[0], [1]], {"rank": (0, 4)}, "rank must have one column of V at least"),
+        ([[0], [1]], {"model": "ondpp", "rank": (2, 6)}, "no more columns than there are items, got 6 for 5"),
+        ([[0], [1]], {"num_steps": 1.5}, "num_steps must be an integer, got 1.5"),
+        ([[0], [1]], {"checkpoint": "no/such/folder/run.npz"}, "is not a folder that can be written to"),
+        ([[0], [1]], {"max_proposals": 0.5}, "max_proposals must be one at least, got 0.5"),
         ([[0], [1]], {"rank": "two"}, "rank must be a number of columns or two"),
         ([[0], [1]], {"model": "ondpp", "rank": (2, 3)}, "even number of columns in B, got 3"),
         ([[0], [1]], {"validation": 2}, "validation must be 1 to 1 of the 2 baskets, got 2"),
@@ -346,6 +394,7 @@ def test_no_array_of_all_items_is_copied_often():
     assert memory.temp_size_in_bytes < 4 * n * sum(rank) * 4
 
 
+@pytest.mark.slow
 def test_models_run_under_nuts():
     baskets = pad_subsets(simulate_baskets(50).baskets, 12, 8)
     model = partial(basket_model, prior=partial(ndpp_prior, rank=(4, 4), alpha=1.0, beta=1.0))

@@ -117,3 +117,12 @@ def test_bad_baskets(law):
             function(law, [[99, 1]])
     with pytest.raises(ValueError, match="none has two items or more"):
         mean_percentile_rank(law, [[1], []])
+
+
+@pytest.mark.filterwarnings("ignore:Out-of-support values")
+def test_impossible_items_are_last():
+    rank_two = NDPP(*(random.normal(random.key(i), s) for i, s in enumerate([(N, 2), (N, 0), (0, 0)])))
+    for definition in ("paper", "reference"):
+        assert mean_percentile_rank(rank_two, [[0, 1, 2], [3, 4, 5, 6]], definition=definition).value == 0.0
+    found = mean_log_likelihood(rank_two, [[0], [0, 1, 2]] * 5)
+    assert found.value == found.low == -np.inf
