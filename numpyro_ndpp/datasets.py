@@ -160,6 +160,8 @@ def load_baskets(path: str | Path, *, catalogue: Sequence[str] | None = None, ma
 
 
 def _from_npz(path: Path) -> tuple[list[tuple[int, list[int]]], list[str]]:
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is not an npz file")
     with np.load(path, allow_pickle=False) as file:
         missing = [name for name in ("indptr", "indices", "items") if name not in file]
         if missing:
@@ -447,7 +449,7 @@ def _sheet_rows(path: Path, progress_bar: bool) -> Iterator[tuple[int, list[str]
         shared: list[str] = []
         if "xl/sharedStrings.xml" in names:
             with book.open("xl/sharedStrings.xml") as file:
-                shared += (_text(element, "}t") for element in _closing(file, "si"))
+                shared += (_text(element, "}t") for element in _closing(path, file, "si"))
         size = book.getinfo(sheet).file_size
         with (
             book.open(sheet) as file,
@@ -455,7 +457,7 @@ def _sheet_rows(path: Path, progress_bar: bool) -> Iterator[tuple[int, list[str]
                 total=size, unit="B", unit_scale=True, delay=_BAR_DELAY, desc=path.name, disable=not progress_bar
             ) as bar,
         ):
-            for count, row in enumerate(_closing(file, "row"), 1):
+            for count, row in enumerate(_closing(path, file, "row"), 1):
                 line = int(row.get("r", count))
                 if len(row) == 0:
                     continue
@@ -471,7 +473,7 @@ def _sheet_rows(path: Path, progress_bar: bool) -> Iterator[tuple[int, list[str]
                 yield line, cells
 
 
-def _closing(file: IO[bytes], tag: str) -> Iterator[Any]:
+def _closing(name: Path, file: IO[bytes], tag: str) -> Iterator[Any]:
     """The elements of that name as they end; each is let go after."""
     try:
         for _, element in ElementTree.iterparse(file):
@@ -479,7 +481,7 @@ def _closing(file: IO[bytes], tag: str) -> Iterator[Any]:
                 yield element
                 element.clear()
     except ElementTree.ParseError as error:
-        raise ValueError(f"not an xlsx file: {error}") from error
+        raise ValueError(f"{name} is not an xlsx file: {error}") from error
 
 
 def _text(element: Any, *tags: str) -> str:

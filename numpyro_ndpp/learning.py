@@ -412,6 +412,10 @@ def fit(
         "patience": patience,
         "seed": seed,
         "data": fingerprint(train, held_out),
+        # what the random numbers of the minibatches depend on
+        "backend": jax.default_backend(),
+        "default_type": str(jnp.zeros(()).dtype),
+        "random_bits": str(random.key_impl(random.key(seed))),
     }
 
     # What V starts from is what its prior is centred on.

@@ -185,6 +185,13 @@ def test_saved_baskets_are_loaded(tmp_path):
         save_baskets(tmp_path / "b.npz", [[5]], ["a"])
 
 
+@pytest.mark.parametrize("content", [b"", b"tea, milk"])
+def test_no_npz(content, tmp_path):
+    (tmp_path / "b.npz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"b.npz is not an npz file"):
+        load_baskets(tmp_path / "b.npz")
+
+
 def test_text_of_other_programs(tmp_path):
     (tmp_path / "bom.txt").write_bytes(b"\xef\xbb\xbf0 1\n1\n")
     assert load_baskets(tmp_path / "bom.txt").baskets == [[0, 1], [1]]

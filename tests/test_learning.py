@@ -340,6 +340,8 @@ def test_checkpoint_of_another_run_is_refused(shop, tmp_path):
         fit(shop.baskets, 12, model="symmetric", checkpoint=path, **SMALL | {"num_steps": 10, "rank": 12})
     with pytest.raises(ValueError, match="its data is"):
         fit(shop.baskets[1:], 12, checkpoint=path, **SMALL | {"num_steps": 10})
+    with jax.enable_x64(False), pytest.raises(ValueError, match="its default_type is 'float64'"):
+        fit(shop.baskets, 12, checkpoint=path, **SMALL | {"num_steps": 10})
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ValueError, match=r"run.npz is not a file that numpyro_ndpp saved"):
         fit(shop.baskets, 12, checkpoint=path, **SMALL | {"num_steps": 10})
