@@ -36,7 +36,6 @@ format: $(VENV)/.installed-lint
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.installed-docs
-	$(BIN)/python -m sphinx -W --keep-going -b doctest docs docs/_build/doctest
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
 benchmark: $(VENV)/.installed-benchmark

@@ -2,7 +2,6 @@
 
 import re
 import tomllib
-from doctest import ELLIPSIS, NORMALIZE_WHITESPACE
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ release = version = _metadata["version"]
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.doctest",
     "sphinx.ext.mathjax",
 ]
 exclude_patterns = ["tables/*", "_build"]
@@ -32,16 +30,9 @@ autodoc_inherit_docstrings = False
 # Docstrings say the shapes, which is what a reader needs; ArrayLike written out would fill the signatures.
 autodoc_typehints = "none"
 
-# The flags of pytest, which runs the same examples. Those of the docstrings are left to pytest: it knows the names that
-# are defined in their modules.
-doctest_default_flags = ELLIPSIS | NORMALIZE_WHITESPACE
-doctest_test_doctest_blocks = ""
-
 
 def _document_lazy_properties(app: Any) -> None:
     """Turn NumPyro's lazy properties into properties: autodoc takes them for methods."""
-    if app.builder.name == "doctest":
-        return
     from numpyro.distributions.util import lazy_property
 
     from numpyro_ndpp import distributions
