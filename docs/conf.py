@@ -14,6 +14,7 @@ release = version = _metadata["version"]
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.doctest",  # for the directive; pytest runs the examples
     "sphinx.ext.mathjax",
 ]
 exclude_patterns = ["tables/*", "_build"]
