@@ -4,8 +4,9 @@
                                   [--output docs/tables/learning.md] [--kernels FOLDER]
 
 FOLDER holds baskets as npz files (:func:`numpyro_ndpp.datasets.load_baskets`). Of each file 300 baskets are held out to
-stop by and 2,000 to judge by, another choice for every seed; the rest is learned from. NDPP and ONDPP have 100 columns
-in V and in B, the symmetric kernel 200 in V. Files in which some baskets have more than 200 items are refused.
+stop by and 2,000 to judge by, another choice for every seed; the rest is learned from. All kernels have 200 columns:
+100 in V and in B as in the papers, other numbers where the name says so, and all in V if the kernel is symmetric.
+Files in which some baskets have more than 200 items are refused.
 
 MPR is the mean percentile rank (the papers' definition, and that of the authors' code), AUC in one ranking of all
 sizes, averaged over three groups of sizes (the authors' code) and of equal sizes; the mean log-likelihood of the test
@@ -19,11 +20,12 @@ one H200 is bound by the hand-over of some hundred small operations. Measured: s
 """
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
-from log_prob import machine
+from tables import machine, write_table
 
 from numpyro_ndpp import Rejection
 from numpyro_ndpp.datasets import load_baskets
@@ -33,12 +35,17 @@ from numpyro_ndpp.subsets import pad_subsets
 
 NUM_VALIDATION, NUM_TEST = 300, 2000
 MODELS = {
-    "symmetric": {"model": "symmetric", "rank": (200, 0)},
+    "symmetric": {"model": "symmetric", "rank": (200, 0), "alpha": 20},
     "ndpp": {"model": "ndpp", "rank": (100, 100)},
-    "ondpp": {"model": "ondpp", "rank": (100, 100), "beta": 0.01, "max_proposals": 100, "evaluate_every": 20},
-    "ndpp, papers' prior": {"model": "ndpp", "rank": (100, 100), "alpha": 0.01, "beta": 0.01, "anchored": False},
+    "ndpp-20-180": {"model": "ndpp", "rank": (20, 180)},
+    "ondpp": {
+        **{"model": "ondpp", "rank": (100, 100), "beta": 0.01, "gamma": 0.6, "max_proposals": 100},
+        **{"evaluate_every": 20, "patience": 0},
+    },
+    # six pairs: 2⁶ proposals at most, whatever their σ, so that rejections need no price
+    "ondpp-188-12": {"model": "ondpp", "rank": (188, 12), "alpha": 20, "beta": 0.01, "gamma": 0},
+    "ndpp-papers-prior": {"model": "ndpp", "rank": (100, 100), "alpha": 0.01, "beta": 0.01, "anchored": False},
 }
-FILES = {"ndpp, papers' prior": "papers_ndpp"}
 # MPR, AUC, log-likelihood of Han et al. (ICLR 2022), on the papers' own files
 PUBLISHED = {
     "uk_retail": {
@@ -90,8 +97,7 @@ def main(arguments: list[str] | None = None) -> list[str]:
     parser.add_argument("--only", nargs="+", help="names of the files to use, without .npz")
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--seeds", type=int, default=1, help="how many choices of the held-out baskets")
-    parser.add_argument("--steps", type=int, default=2000, help="steps of a fit at most")
-    parser.add_argument("--gamma", type=float, default=0.6, help="ondpp's price of rejections")
+    parser.add_argument("--steps", type=int, help="steps of a fit at most, instead of the model's own number")
     parser.add_argument("--quick", action="store_true", help="ten steps, to see that it runs")
     parser.add_argument("--output", type=Path, help="file for the table, as Markdown")
     parser.add_argument("--kernels", type=Path, help="folder for the kernels of the first seed")
@@ -121,18 +127,19 @@ def main(arguments: list[str] | None = None) -> list[str]:
                     ranks = [mean_percentile_rank(counts, test, definition=each) for each in ("paper", "reference")]
                     numbers.append([(each.value, (each.high - each.low) / 2) for each in ranks])
                     continue
-                settings = MODELS[name] | ({"gamma": options.gamma} if name == "ondpp" else {})
-                settings |= {"num_steps": 10 if options.quick else options.steps}
-                settings |= {"patience": 0 if options.quick or name == "ondpp" else 8}
+                settings = {"patience": 8} | MODELS[name]
+                if options.steps:
+                    settings["num_steps"] = options.steps
+                if options.quick:
+                    settings |= {"num_steps": 10, "patience": 0}
                 start = time.perf_counter()
                 result = fit(train, n, validation=validation, seed=seed, progress_bar=False, **settings)
                 seconds = time.perf_counter() - start
                 numbers.append([*judge(result, test, 0 if options.quick else 200), (seconds, np.nan)])
+                print(row(f"{name}, choice {seed}", numbers[-1:], ""), file=sys.stderr, flush=True)
                 if options.kernels and seed == 0:
                     options.kernels.mkdir(parents=True, exist_ok=True)
-                    result.save(
-                        options.kernels / f"{path.stem}_{name.split(',')[0]}{'_papers_prior' * (',' in name)}.npz"
-                    )
+                    result.save(options.kernels / f"{path.stem}_{name}.npz")
             if name == "popularity":
                 padded = [[*each, *[(np.nan, np.nan)] * (len(COLUMNS) - 2)] for each in numbers]
                 lines.append(row(name, padded, "").replace("nan", "").replace(" ± |", " |"))
@@ -140,9 +147,7 @@ def main(arguments: list[str] | None = None) -> list[str]:
                 lines.append(row(name, numbers, PUBLISHED.get(path.stem, {}).get(name, "")))
             print(lines[-1], flush=True)
     lines = [*lines[1:], "", f"{machine()}; {options.seeds} choices of held-out baskets."]
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text("\n".join(lines) + "\n")
+    write_table(options.output, lines)
     return lines
 
 

@@ -19,7 +19,6 @@ triangular solves take 15 ms.
 """
 
 import argparse
-import platform
 import resource
 import subprocess
 import sys
@@ -27,6 +26,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from tables import machine, write_table
 
 N, D1, D2 = 3941, 100, 100
 WIDTH = 100
@@ -126,14 +126,6 @@ def memory_child(dtype_name: str) -> None:
     print(extra, compiled.memory_analysis().temp_size_in_bytes / 1e9, seconds)
 
 
-def machine() -> str:
-    import jax
-
-    device = jax.devices()[0]
-    name = f"{len(__import__('os').sched_getaffinity(0))} CPU cores" if device.platform == "cpu" else device.device_kind
-    return f"{name}, {platform.machine()}, Python {platform.python_version()}, JAX {jax.__version__}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="npz file of baskets with an array indptr, for real basket sizes")
@@ -185,10 +177,8 @@ def main() -> None:
         )
         extra, counted, seconds = map(float, child.stdout.split())
         lines.append(f"| {name} | {extra:.2f} GB | {counted:.2f} GB | {seconds:.1f} s |")
-    table = "\n".join(lines) + "\n"
-    print(table)
-    if arguments.output:
-        arguments.output.write_text(table)
+    print("\n".join(lines))
+    write_table(arguments.output, lines)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ import jax.numpy as jnp
 import matplotlib
 import numpy as np
 from jax import random
-from log_prob import machine
 from samplers import draw_time, prepared
 from scipy import stats
+from tables import machine, write_table
 from updown import kernel, step_time
 
 from numpyro_ndpp import KNDPP, NDPP, Cholesky, Contour, Rejection, UpDown, mixing_time
@@ -229,8 +229,7 @@ def main(arguments: list[str] | None = None) -> None:
         plt.close(figure)
         print("\n".join(lines), f"\n\ndrawn in {path}\n", flush=True)
         if options.output:
-            options.output.mkdir(parents=True, exist_ok=True)
-            (options.output / f"paper_figure_{number}.md").write_text("\n".join(lines) + "\n")
+            write_table(options.output / f"paper_figure_{number}.md", lines)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from log_prob import machine
 from samplers import draw_time, prepared, seconds_in_words
+from tables import machine, write_table
 from updown import step_time
 
 from numpyro_ndpp import NDPP, Cholesky, Contour, Rejection, UpDown
@@ -96,9 +96,7 @@ def main(arguments: list[str] | None = None) -> list[str]:
     jax.config.update("jax_enable_x64", True)
     lines = [line for path in options.kernels for line in table(path, 2 if options.quick else 25)]
     lines += ["\\* expected, not waited for.", "", f"{machine()}, float64."]
-    if options.output:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text("\n".join(lines) + "\n")
+    write_table(options.output, lines)
     return lines
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 import jax
 import numpy as np
 from jax import random
-from log_prob import machine
+from tables import machine, write_table
 from updown import duration, kernel
 
 from numpyro_ndpp import NDPP, Cholesky, Contour, Rejection, UpDown
@@ -227,8 +227,7 @@ def main() -> None:
     if jax.default_backend() != "cpu":
         lines = [f"Machine: {machine()}. {arguments.type}.", "", *batch_table(dtype), ""]
         print("\n".join(lines))
-        if arguments.output:
-            arguments.output.write_text("\n".join(lines))
+        write_table(arguments.output, lines)
         return
     cases = [(10**3, 100, 10), (10**4, 100, 10), (10**4, 100, 5), (10**4, 100, 20), (10**4, 100, 50)]
     cases += [(10**4, 20, 10), (10**4, 200, 10), (10**4, 200, 50), (10**3, 20, None), (10**4, 100, None)]
@@ -242,8 +241,7 @@ def main() -> None:
     lines = [f"Machine: {machine()}. {arguments.type}.", "", *table(rows), "", "\\* expected, not waited for.", ""]
     lines += ["Symmetric kernels:", "", *symmetric_table(dtype, arguments.quick), ""]
     print("\n".join(lines))
-    if arguments.output:
-        arguments.output.write_text("\n".join(lines))
+    write_table(arguments.output, lines)
     if arguments.figure:
         figure(rows, arguments.figure)
 

@@ -30,11 +30,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax, random
-from log_prob import machine
+from tables import machine, write_table
 
 from numpyro_ndpp import UpDown
 from numpyro_ndpp.kernel import inner_matrix
-from numpyro_ndpp.samplers.updown import Walk
+from numpyro_ndpp.samplers.walk import Walk
 
 
 def kernel(n: int, d: int, dtype: type) -> tuple[jax.Array, jax.Array]:
@@ -139,10 +139,8 @@ def main() -> None:
     if on_cpu:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         lines += ["", f"Peak memory of the whole run: {peak:.1f} GB."]
-    table = "\n".join(lines) + "\n"
-    print(table)
-    if arguments.output:
-        arguments.output.write_text(table)
+    print("\n".join(lines))
+    write_table(arguments.output, lines)
 
 
 if __name__ == "__main__":

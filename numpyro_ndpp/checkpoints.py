@@ -1,19 +1,19 @@
-"""Arrays and settings in one npz file, which is written whole or not at all and read without pickle."""
+"""Files that are written whole or not at all; arrays and settings in one npz file, read without pickle."""
 
 import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 _SETTINGS = "settings"
 
 
-def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:
+def write_whole(path: str | Path, write: Callable[[IO[bytes]], None]) -> None:
     """Write beside the file, then put it in its place: whatever happens, the name holds the old file or the new one.
 
     :raises OSError: if it cannot be written; a file of that name stays as it was.
@@ -22,7 +22,7 @@ def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], settings: M
     part = path.with_name(f"{path.name}.part")  # what a killed process left is written over
     try:
         with part.open("wb") as file:
-            np.savez(file, **{_SETTINGS: np.array(json.dumps(settings)), **arrays})  # type: ignore[arg-type]
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -30,6 +30,15 @@ def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], settings: M
         raise OSError(error.errno, f"{path} could not be written ({error.strerror}); what it held stays") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:
+    """Write an npz file that :func:`read_arrays` reads.
+
+    :raises OSError: if it cannot be written; a file of that name stays as it was.
+    """
+    whole = {_SETTINGS: np.array(json.dumps(settings)), **arrays}
+    write_whole(path, lambda file: np.savez(file, **whole))  # type: ignore[arg-type]
 
 
 def read_arrays(path: str | Path, required: Iterable[str]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

@@ -24,6 +24,7 @@ import jax
 import numpy as np
 from tqdm.auto import tqdm
 
+from numpyro_ndpp.checkpoints import write_whole
 from numpyro_ndpp.distributions import NDPP
 from numpyro_ndpp.samplers import Cholesky
 from numpyro_ndpp.subsets import as_padded, unpad_subsets
@@ -113,7 +114,11 @@ def simulate_baskets(
 
 
 def save_baskets(path: str | Path, baskets: Iterable[Sequence[int]], items: Sequence[str]) -> None:
-    """Write an npz file that :func:`load_baskets` reads.
+    """Write an npz file that :func:`load_baskets` reads, whole or not at all.
+
+    :raises ValueError: for items out of range or repeated within a basket.
+    :raises TypeError: for items that are not integers.
+    :raises OSError: if it cannot be written, for want of space for example; a file of that name stays as it was.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "baskets.npz"
@@ -124,8 +129,8 @@ def save_baskets(path: str | Path, baskets: Iterable[Sequence[int]], items: Sequ
     rows = [row[row < len(items)] for row in as_padded("baskets", list(baskets), len(items))]
     indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     indices = np.concatenate([*rows, np.zeros(0, np.int32)])
-    with Path(path).open("wb") as file:
-        np.savez_compressed(file, indptr=indptr, indices=indices, items=np.array(items, dtype=np.str_))
+    arrays = {"indptr": indptr, "indices": indices, "items": np.array(items, dtype=np.str_)}
+    write_whole(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
 
 
 def load_baskets(path: str | Path, *, catalogue: Sequence[str] | None = None, max_size: int | None = None) -> Baskets:
@@ -160,13 +165,20 @@ def load_baskets(path: str | Path, *, catalogue: Sequence[str] | None = None, ma
 
 
 def _from_npz(path: Path) -> tuple[list[tuple[int, list[int]]], list[str]]:
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is not an npz file")
-    with np.load(path, allow_pickle=False) as file:
-        missing = [name for name in ("indptr", "indices", "items") if name not in file]
-        if missing:
-            raise ValueError(f"{path} has no array {missing[0]!r}; it has {sorted(file)}")
-        indptr, indices, items = (file[name] for name in ("indptr", "indices", "items"))
+    names = ("indptr", "indices", "items")
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            found = sorted(file)
+            arrays = {name: file[name] for name in names if name in file}
+    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+        raise ValueError(f"{path} is not an npz file of baskets: {error}") from error
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise ValueError(f"{path} has no array {missing[0]!r}; it has {found}")
+    indptr, indices, items = (arrays[name] for name in names)
+    for name in ("indptr", "indices"):
+        if not np.issubdtype(arrays[name].dtype, np.integer):
+            raise ValueError(f"{path}: {name} must be integers, got {arrays[name].dtype}")
     ends_fit = indptr.ndim == 1 and indptr.size > 0 and indptr[0] == 0 and indptr[-1] == len(indices)
     if not ends_fit or (np.diff(indptr) < 0).any():
         raise ValueError(f"{path}: indptr must rise from 0 to the length of indices, {len(indices)}")

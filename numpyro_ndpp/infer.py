@@ -3,7 +3,7 @@ r"""Latent subsets in MCMC: a Gibbs block that updates NDPP and KNDPP sites, bes
 Given all other sites, a subset has the law p(S) ∝ prior(S) · likelihood(S), where the likelihood is whatever else in
 the model depends on S. The sampling engine of the prior is the proposal: items are dropped uniformly, and as many or
 fewer or more are drawn to join those that are left, from the prior. For such a move the prior cancels but for sums that
-the draw has computed already (:meth:`numpyro_ndpp.samplers.updown.Walk.move`): it is accepted with probability
+the draw has computed already (:meth:`numpyro_ndpp.samplers.walk.Walk.move`): it is accepted with probability
 
 .. math:: \min\left(1, \frac{\text{likelihood}(S')}{\text{likelihood}(S)}
           \frac{\binom{|S|}{r} Z_s(A)}{\binom{|S'|}{s} Z_r(A)}\right), \qquad Z_s(A) = \sum_{|T|=s} \det L_{A∪T} ,
@@ -30,7 +30,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.base import Multihot, SubsetDistribution, static_int
 from numpyro_ndpp.samplers import UpDown
-from numpyro_ndpp.samplers.updown import Walk
+from numpyro_ndpp.samplers.walk import Walk
 from numpyro_ndpp.subsets import items_of_mask, to_multihot
 
 __all__ = ["SubsetGibbs", "SubsetGibbsState"]

@@ -226,10 +226,16 @@ def _group_log_minors_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...
     rows, bk, sizes = primals
     width, d1 = rows.shape[1], rows.shape[2] - bk.shape[2]
 
+    def inverses_transposed(factors: Factorized) -> Array:
+        # On a CPU XLA has no LAPACK for a batch of triangular systems, and takes many times as long for it as for all
+        # of them one by one.
+        one_by_one = jax.default_backend() == "cpu"
+        return lax.map(inverse_transposed, factors) if one_by_one else jax.vmap(inverse_transposed)(factors)
+
     def inverse_at_width(w: int) -> Callable[..., tuple[Array, Array]]:
         def log_minors(rows: Array, bk: Array) -> tuple[Array, Array]:
             factors = jax.vmap(_factorize_minor)(rows[:, :w], bk[:, :w], sizes)
-            inverse = jax.vmap(inverse_transposed)(factors)
+            inverse = inverses_transposed(factors)
             return factors.log_det, jnp.pad(inverse, ((0, 0), (0, width - w), (0, width - w)))
 
         return log_minors

@@ -1,30 +1,9 @@
-r"""Kernels learned from baskets: priors whose MAP estimate is the papers' regularised likelihood, and SVI around them.
+"""Kernels learned from baskets: the MAP estimate of a model of :mod:`numpyro_ndpp.priors`, by SVI.
 
-With μ_i the number of training baskets that hold item i (1 if none does) and N the number of baskets, the papers
-maximise
+Minibatches, Adam with a rate that falls to zero as a cosine, the log-likelihood of held-out baskets to stop by, and
+checkpoints from which a killed run goes on as if nothing had happened.
 
-.. math:: \frac1N \sum_b \log P(S_b) - α \sum_i \frac{‖v_i‖²}{μ_i} - β \sum_i \frac{‖b_i‖²}{μ_i},
-
-which is, times N and up to a constant, the log density of the model
-
-.. math:: v_i ∼ \mathcal N\big(0, \tfrac{μ_i}{2αN} I\big), \quad b_i ∼ \mathcal N\big(0, \tfrac{μ_i}{2βN} I\big),
-          \quad S_b ∼ \mathrm{NDPP}(V, B, D) .
-
-Such a prior is centred on zero, where an item that is never bought belongs: features of rare items shrink away, and a
-new basket with one of them has probability zero. Centred instead on items that are bought independently, each as often
-as in the data and with a random direction of its own (``anchor``),
-
-.. math:: v_i ∼ \mathcal N\big(\sqrt{μ_i/N}\, a_i, \tfrac{μ_i}{2αN} I\big), \qquad ‖a_i‖ = 1,
-
-it can be strong, for what it shrinks towards is sensible; what occurs often enough moves away. This is what :func:`fit`
-does unless told otherwise.
-
-The orthogonal kernel (ONDPP) has BᵀB = I, VᵀB = 0 and D - Dᵀ made of the pairs ±σ_j; a further term
-γ Σ log(1 + 2σ_j/(σ_j² + 1)) is γ times the log of the expected number of proposals of the rejection sampler.
-
-References: Gartrell, Han, Dohmatob, Gillenwater and Brunel (2021), *Scalable learning and MAP inference for
-nonsymmetric determinantal point processes*, ICLR; Han, Gartrell, Gillenwater, Dohmatob and Karbasi (2022), *Scalable
-sampling for nonsymmetric determinantal point processes*, ICLR.
+References: see :mod:`numpyro_ndpp.priors`.
 """
 
 import math
@@ -43,17 +22,24 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax import Array, lax, random
-from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import constraints
-from numpyro.distributions.transforms import AffineTransform
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.reparam import TransformReparam
 from tqdm.auto import tqdm
 
 from numpyro_ndpp.checkpoints import fingerprint, read_arrays, write_arrays
 from numpyro_ndpp.distributions import NDPP
-from numpyro_ndpp.linalg import matmul
+from numpyro_ndpp.priors import (
+    basket_model,
+    directions,
+    item_counts,
+    log_expected_proposals,
+    ndpp_prior,
+    ondpp_prior,
+    symmetric_prior,
+    to_event_width,
+)
 from numpyro_ndpp.subsets import Subsets, as_padded
 
 __all__ = [
@@ -66,189 +52,6 @@ __all__ = [
     "symmetric_prior",
     "to_event_width",
 ]
-
-
-def item_counts(baskets: ArrayLike, num_items: int) -> np.ndarray:
-    """How many of the padded baskets (N, m) hold each item, (n,); an item that none holds counts as one, as published.
-
-    >>> item_counts(np.array([[0, 2], [2, 3]]), num_items=3)
-    array([1, 1, 2])
-    """
-    return np.maximum(np.bincount(np.asarray(baskets).ravel(), minlength=num_items + 1)[:num_items], 1)
-
-
-def _item_scale(counts: ArrayLike, num_baskets: int) -> Array:
-    """√(μ_i/N) (n, 1): the length that v_i has where items are bought independently, and rarely.
-
-    In float32, and so is all that follows, unless the counts are of another floating type.
-    """
-    counts = jnp.asarray(counts)
-    dtype = counts.dtype if jnp.issubdtype(counts.dtype, jnp.floating) else jnp.float32
-    return jnp.sqrt(counts.astype(dtype) / num_baskets)[:, None]
-
-
-def _features(
-    name: str, counts: ArrayLike, num_baskets: int, num_columns: int, strength: float, anchor: ArrayLike | None = None
-) -> Array:
-    """Features with rows N(√(μ_i/N) anchor_i, μ_i/(2 strength N)), written as a scale times features of one scale."""
-    scale = _item_scale(counts, num_baskets)
-    mean = jnp.zeros((len(scale), num_columns), scale.dtype) if anchor is None else jnp.asarray(anchor, scale.dtype)
-    plain = dist.Normal(mean, (2 * strength) ** -0.5)
-    return numpyro.sample(name, dist.TransformedDistribution(plain, AffineTransform(0.0, scale)).to_event(2))
-
-
-def _flat(name: str, *shape: int, support: Any = constraints.real) -> Array:
-    return numpyro.sample(name, dist.ImproperUniform(support, (), event_shape=shape))
-
-
-def ndpp_prior(
-    counts: ArrayLike,
-    num_baskets: int,
-    *,
-    rank: tuple[int, int] = (100, 100),
-    alpha: float = 0.01,
-    beta: float = 0.01,
-    anchor: ArrayLike | None = None,
-    **settings: Any,
-) -> NDPP:
-    r"""An NDPP whose sites ``V``, ``B`` and ``D`` have the papers' prior: for use inside a NumPyro model.
-
-    :param counts: how many baskets hold each item (n,), one at least (:func:`item_counts`).
-    :param num_baskets: their number N.
-    :param rank: the columns of V and of B.
-    :param alpha, beta: the strengths of the priors of V and of B. D has a flat one.
-    :param anchor: what v_i √(N/μ_i) is centred on (n, d₁); None: zero, as published.
-    :param settings: for :class:`~numpyro_ndpp.NDPP`, such as ``min_size=1``.
-
-    >>> import numpyro
-    >>> from numpyro import handlers
-    >>> baskets = np.array([[0, 2], [2, 3], [0, 1]])
-    >>> def model():
-    ...     law = ndpp_prior(item_counts(baskets, 3), len(baskets), rank=(2, 2))
-    ...     with numpyro.plate("baskets", len(baskets)):
-    ...         numpyro.sample("basket", law, obs=to_event_width(baskets, law))
-    >>> values = {"V": np.eye(3, 2), "B": np.ones((3, 2)), "D": np.zeros((2, 2))}
-    >>> trace = handlers.trace(handlers.substitute(handlers.seed(model, 0), values)).get_trace()
-    >>> trace["basket"]["fn"].batch_shape
-    (3,)
-    """
-    V = _features("V", counts, num_baskets, rank[0], alpha, anchor)
-    B = _features("B", counts, num_baskets, rank[1], beta)
-    return NDPP(V, B, _flat("D", rank[1], rank[1]), **settings)
-
-
-def symmetric_prior(
-    counts: ArrayLike,
-    num_baskets: int,
-    *,
-    rank: tuple[int, int] = (100, 0),
-    alpha: float = 0.01,
-    anchor: ArrayLike | None = None,
-    **settings: Any,
-) -> NDPP:
-    """The same for the symmetric low-rank DPP: a site ``V``, and a B without columns. See :func:`ndpp_prior`."""
-    V = _features("V", counts, num_baskets, rank[0], alpha, anchor)
-    return NDPP(V, jnp.zeros((len(V), 0), V.dtype), jnp.zeros((0, 0), V.dtype), **settings)
-
-
-def ondpp_prior(
-    counts: ArrayLike,
-    num_baskets: int,
-    *,
-    rank: tuple[int, int] = (100, 100),
-    alpha: float = 0.01,
-    beta: float = 0.01,
-    gamma: float = 0.1,
-    anchor: ArrayLike | None = None,
-    **settings: Any,
-) -> NDPP:
-    r"""The same for the orthogonal NDPP: BᵀB = I, VᵀB = 0, and D with σ_j at (0, 1), (2, 3), ... and zeros elsewhere.
-
-    Its sites are ``V_raw``, ``B_raw`` and ``sigma``. B is the orthonormal factor of B_raw, and V is what V_raw has
-    outside the columns of B; both are flat, and the papers' terms for V, B and σ are factors.
-
-    :param rank: the columns of V and of B, the latter an even number.
-    :param gamma: the price of a unit of the log of the expected number of proposals of the rejection sampler.
-
-    The other parameters are those of :func:`ndpp_prior`.
-    """
-    if rank[1] % 2:
-        raise ValueError(f"rank: an orthogonal NDPP has an even number of columns in B, got {rank[1]}")
-    scale = _item_scale(counts, num_baskets)
-    n, (d1, d2) = len(scale), rank
-    B = orthonormalize(_flat("B_raw", n, d2) * scale)
-    V = _flat("V_raw", n, d1) * scale
-    # What rounding leaves of B in V after one projection is taken out by a second.
-    for _ in range(2):
-        V = V - matmul(B, matmul(B.T, V))
-    sigma = _flat("sigma", d2 // 2, support=constraints.positive)
-    weights = scale**-2
-    mean = 0.0 if anchor is None else scale * jnp.asarray(anchor, scale.dtype)
-    numpyro.factor("prior_V", -alpha * jnp.sum(weights * (V - mean) ** 2))
-    numpyro.factor("prior_B", -beta * jnp.sum(weights * B**2))
-    numpyro.factor("proposals", -gamma * num_baskets * log_expected_proposals(sigma))
-    first = 2 * jnp.arange(d2 // 2)
-    return NDPP(V, B, jnp.zeros((d2, d2), sigma.dtype).at[first, first + 1].set(sigma), **settings)
-
-
-def log_expected_proposals(sigma: Array) -> Array:
-    """Σ log(1 + 2σ_j/(σ_j² + 1)), for an orthogonal NDPP, whatever its V."""
-    return jnp.sum(jnp.log1p(2 * sigma / (sigma**2 + 1)))
-
-
-def orthonormalize(A: Array) -> Array:
-    """An orthonormal basis (n, d) of the columns of A, by Cholesky's factor of AᵀA, three times: no step but products.
-
-    The first time the diagonal is raised by the size of the rounding, so that the factor exists for any A, and the
-    result is only better conditioned than A; the second and third make it orthonormal to rounding. O(n d²).
-    """
-    identity = jnp.eye(A.shape[1], dtype=A.dtype)
-    for units in (8.0, 0.0, 0.0):
-        C = matmul(A.T, A)
-        factor = jnp.linalg.cholesky(C + units * jnp.finfo(A.dtype).eps * jnp.trace(C) * identity)
-        A = matmul(A, jax.scipy.linalg.solve_triangular(factor, identity, lower=True).T)
-    return A
-
-
-def to_event_width(baskets: Array, law: NDPP) -> Array:
-    """Padded baskets (..., m) with as many columns as the law's events have, which NumPyro's ELBOs insist on.
-
-    Columns of padding are added or left out. A basket that would lose an item is too large for the law: it is -1
-    throughout, which is no subset and has probability zero.
-    """
-    width = law.event_shape[0]
-    missing = [(0, 0)] * (baskets.ndim - 1) + [(0, max(width - baskets.shape[-1], 0))]
-    too_large = jnp.any(baskets[..., width:] < law.num_items, axis=-1, keepdims=True)
-    return jnp.where(too_large, -1, jnp.pad(baskets, missing, constant_values=law.num_items)[..., :width])
-
-
-def basket_model(
-    baskets: ArrayLike,
-    counts: ArrayLike,
-    anchor: ArrayLike | None = None,
-    *,
-    prior: Callable[..., NDPP],
-    batch_size: int | None = None,
-) -> NDPP:
-    """A NumPyro model: a kernel from ``prior(counts, N, anchor=anchor)``, and padded ``baskets`` (N, m) drawn with it.
-
-    :param batch_size: the number of baskets that are looked at; None: all.
-
-    :return: the law.
-    """
-    baskets = jnp.asarray(baskets)
-    law = prior(counts, len(baskets), anchor=anchor)
-    size = None if batch_size is None else min(batch_size, len(baskets))
-    with numpyro.plate("baskets", len(baskets), subsample_size=size):
-        batch = numpyro.subsample(baskets, event_dim=1)
-        numpyro.sample("basket", law, obs=to_event_width(batch, law))
-    return law
-
-
-def directions(key: Array, num_items: int, num_columns: int) -> Array:
-    """A random unit vector of so many numbers for each item."""
-    A = random.normal(key, (num_items, num_columns), jnp.float32)
-    return A / jnp.linalg.norm(A, axis=1, keepdims=True)
 
 
 def _start_ndpp(key: Array, num_items: int, rank: tuple[int, int]) -> dict[str, Array]:
@@ -351,12 +154,12 @@ def fit(
     checkpoint_every: int = 100,
     progress_bar: bool = True,
 ) -> Fit:
-    r"""A kernel learned from baskets: the MAP estimate of a model of this module, by SVI, in float32.
+    r"""A kernel learned from baskets: the MAP estimate of a model of :mod:`numpyro_ndpp.priors`, by SVI, in float32.
 
     Minibatches, Adam with a rate that falls to zero as a cosine; every ``evaluate_every`` steps the log-likelihood of
     held-out baskets (less the price of rejections, for ondpp). The parameters with the best one are kept, and the run
     ends early when it has not risen ``patience`` times in a row. A step costs O(n d² + d³) for the normaliser and
-    O(m² d + m³) for each basket of m.
+    O(m d² + m² d + m³) for each basket of m.
 
     :param baskets: lists of item numbers, or padded subsets (N, m).
     :param num_items: the number n of items.
@@ -368,13 +171,19 @@ def fit(
     :param anchored: whether the prior of V is centred on independent items rather than on zero. The papers' objective
         is ``anchored=False, alpha=0.01, beta=0.01``, which relies on the early stop.
     :param batch_size: baskets in a minibatch.
+    :param num_steps: steps at most, over which the rate falls.
+    :param learning_rate: Adam's rate at the first step, for features of length one or so.
     :param validation: baskets to judge by, or how many of ``baskets`` to hold out for that; by default 300, or a tenth
         if that is less.
+    :param evaluate_every: steps from one evaluation to the next.
     :param patience: evaluations without a rise after which to stop; 0: never.
+    :param seed: of the minibatches, of what V, B and D start from, and of what is held out.
     :param checkpoint: a file that the state is written to every ``checkpoint_every`` steps, with the next evaluation.
         If it is there already, the run goes on from it, and ends with the parameters of one never interrupted.
+    :param progress_bar: a bar with the last log-likelihood of the held-out baskets.
     :raises ValueError: for fewer than two baskets, items out of range or repeated, baskets larger than the rank,
         settings out of range, and a checkpoint of other data or settings.
+    :raises TypeError: for items that are not integers.
     :raises OSError: if a checkpoint cannot be written; the last one stays as it was.
     :raises FloatingPointError: if the log-likelihood is not a number any more.
 
@@ -390,18 +199,21 @@ def fit(
     num_items, batch_size, num_steps = _integers(num_items=num_items, batch_size=batch_size, num_steps=num_steps)
     evaluate_every, checkpoint_every = _integers(evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
     patience, seed = _integers(patience=patience, seed=seed)
-    alpha, beta, gamma, learning_rate = map(float, (alpha, beta, gamma, learning_rate))
-    anchored, max_proposals = bool(anchored), None if max_proposals is None else float(max_proposals)
+    alpha, beta, gamma = _floats(alpha=alpha, beta=beta, gamma=gamma)
+    (learning_rate,) = _floats(learning_rate=learning_rate)
+    anchored, max_proposals = bool(anchored), None if max_proposals is None else _floats(max_proposals=max_proposals)[0]
     ranks = _ranks(model, rank, num_items)
     _check_positive(alpha=alpha, beta=beta, batch_size=batch_size, learning_rate=learning_rate)
     _check_positive(num_steps=num_steps, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
     if max_proposals is not None and not max_proposals >= 1:
         raise ValueError(f"max_proposals must be one at least, got {max_proposals}")
-    if gamma < 0 or patience < 0:
-        raise ValueError(f"gamma and patience must not be negative, got {gamma} and {patience}")
+    for name, value in (("gamma", gamma), ("patience", patience), ("seed", seed)):
+        if not value >= 0:
+            raise ValueError(f"{name} must not be negative, got {value}")
     if checkpoint is not None and not os.access(Path(checkpoint).resolve().parent, os.W_OK):
         raise ValueError(f"checkpoint: {Path(checkpoint).resolve().parent} is not a folder that can be written to")
-    train, held_out = _split(baskets, num_items, sum(ranks), validation, seed)
+    # A skew matrix of odd size is singular.
+    train, held_out = _split(baskets, num_items, ranks[0] + ranks[1] // 2 * 2, validation, seed)
     given = {"alpha": alpha, "beta": beta, "gamma": gamma}
     strengths = {name: given[name] for name in kind.strengths}
     settings = {"model": model, "rank": list(ranks), "num_items": num_items, **strengths, "batch_size": batch_size}
@@ -418,51 +230,9 @@ def fit(
         "random_bits": str(random.key_impl(random.key(seed))),
     }
 
-    # What V starts from is what its prior is centred on.
-    anchor = directions(random.key(seed), num_items, ranks[0]) if anchored else None
-    prior = partial(kind.prior, rank=ranks, **strengths)
-    reparametrized = handlers.reparam(partial(basket_model, prior=prior, batch_size=batch_size), config=_ONE_SCALE)
-    adam = numpyro.optim.Adam(lambda step: learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * step / num_steps)))
-    guide = partial(_point_guide, start=partial(kind.start, random.key(seed), num_items, ranks), sites=kind.sites)
-    svi = SVI(reparametrized, guide, adam, Trace_ELBO())
-    data = jnp.asarray(train), jnp.asarray(item_counts(train, num_items)), anchor
-    state = svi.init(random.key(seed), *data)
-
-    @partial(jax.jit, donate_argnums=0)
-    def advance(state: Any, data: tuple[Any, ...], number: int) -> tuple[Any, Array]:
-        """So many steps, and the mean of the loss over them."""
-
-        def step(_: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
-            state, loss = svi.update(carry[0], *data)
-            return state, carry[1] + loss
-
-        state, total = lax.fori_loop(0, number, step, (state, jnp.zeros(())))
-        return state, total / number
-
-    def law_of(state: Any, data: tuple[Any, ...]) -> NDPP:
-        values = {name.removesuffix(_LOC): value for name, value in svi.get_params(state).items()}
-        plain = handlers.reparam(partial(prior, data[1], len(train), anchor=data[2]), config=_ONE_SCALE)
-        return handlers.seed(handlers.substitute(plain, values), random.key(0))()
-
-    @jax.jit
-    def judge(state: Any, data: tuple[Any, ...], held_out: Array) -> tuple[Array, Array]:
-        """The mean log-likelihood of the held-out baskets, and what is to be taken off it for rejections."""
-        law = law_of(state, data)
-        if model != "ondpp":
-            return law.log_prob(held_out).mean(), jnp.zeros(())
-        log_proposals = log_expected_proposals(jnp.diagonal(law.D, 1)[::2])
-        if max_proposals is None:
-            price = gamma * log_proposals
-        else:
-            price = jnp.where(log_proposals > math.log(max_proposals), jnp.inf, 0.0)
-        return law.log_prob(held_out).mean(), price
-
-    @jax.jit
-    def kernel(state: Any, data: tuple[Any, ...]) -> tuple[Array, Array, Array]:
-        law = law_of(state, data)
-        return law.V, law.B, law.D
-
-    progress = _Progress.fresh()
+    learner = _Learner(settings, len(train))
+    data = _training_data(settings, train)
+    state, progress = learner.start(data), _Progress.fresh()
     if checkpoint is not None and Path(checkpoint).exists():
         leaves, structure = jax.tree.flatten(state)
         num_leaves = len(leaves)
@@ -471,37 +241,123 @@ def fit(
     with tqdm(total=num_steps, initial=progress.step, unit="step", disable=not progress_bar) as bar:
         while progress.step < num_steps and not (patience and progress.since_best >= patience):
             start, number = time.perf_counter(), min(evaluate_every, num_steps - progress.step)
-            state, loss = advance(state, data, number)
-            value, price = map(float, judge(state, data, jnp.asarray(held_out)))
+            state, loss = learner.advance(state, data, number)
+            value, price = learner.judge(state, data, held_out)
             if math.isnan(value):
                 raise FloatingPointError(
                     f"the validation log-likelihood is not a number after {progress.step + number} steps; a lower "
                     f"learning_rate than {learning_rate} may help"
                 )
-            progress = progress.after(number, float(loss) / len(train), value, price, time.perf_counter() - start)
+            progress = progress.after(number, loss, value, price, time.perf_counter() - start)
             if progress.since_best == 0:
-                progress = progress._replace(best=tuple(map(np.asarray, kernel(state, data))))
+                progress = progress._replace(best=learner.kernel(state, data))
             bar.update(number)
             bar.set_postfix(validation=f"{value:.3f}", since_best=progress.since_best)
             due = progress.step // checkpoint_every > (progress.step - number) // checkpoint_every
             if checkpoint is not None and (due or progress.step == num_steps):
                 _write_checkpoint(checkpoint, settings, state, progress)
-    history = {name: np.array(values) for name, values in progress.history.items()}
-    if np.isneginf(history["validation"]).all():
-        impossible = int(np.isneginf(np.asarray(NDPP(*progress.best).log_prob(held_out))).sum())
+    V, B, D = progress.best
+    result = Fit(V, B, D, {name: np.array(values) for name, values in progress.history.items()}, settings)
+    _warn_of_failures(result, held_out)
+    return result
+
+
+def _warn_of_failures(result: Fit, held_out: np.ndarray) -> None:
+    """Say so if no evaluation counted, so that the last kernel stands for the best one, or if baskets were no use."""
+    if np.isneginf(result.history["validation"]).all():
+        impossible = int(np.isneginf(np.asarray(result.distribution().log_prob(held_out))).sum())
         warnings.warn(
             f"{impossible} of the {len(held_out)} held-out baskets have probability zero under every kernel that was "
             f"met, so none was the best and this is the last one",
-            stacklevel=2,
+            stacklevel=3,
         )
-    if np.isposinf(history["price"]).all():
+    if np.isposinf(result.history["loss"]).any():
         warnings.warn(
-            f"no kernel with at most max_proposals={max_proposals} expected proposals was met: this is the last one; "
-            f"a gamma above {gamma} or more than num_steps={num_steps} steps would lower them",
-            stacklevel=2,
+            "some baskets to learn from had probability zero, to rounding, in some of the steps, and counted for "
+            "nothing in them (history['loss'] is inf there)",
+            stacklevel=3,
         )
-    V, B, D = progress.best
-    return Fit(V, B, D, history, settings)
+    if np.isposinf(result.history["price"]).all():
+        warnings.warn(
+            f"no kernel with at most max_proposals={result.settings['max_proposals']} expected proposals was met: this "
+            f"is the last one; a gamma above {result.settings['gamma']} or more than "
+            f"num_steps={result.settings['num_steps']} steps would lower them",
+            stacklevel=3,
+        )
+
+
+def _training_data(settings: dict[str, Any], train: np.ndarray) -> tuple[Array, Array, Array | None]:
+    """What the model is called with: baskets, how many hold each item, and what V's prior is centred on."""
+    num_items, key = settings["num_items"], random.key(settings["seed"])
+    # What V starts from, too.
+    anchor = directions(key, num_items, settings["rank"][0]) if settings["anchored"] else None
+    return jnp.asarray(train), jnp.asarray(item_counts(train, num_items)), anchor
+
+
+class _Learner:
+    """SVI for the model that the settings describe: its steps, evaluations and kernels.
+
+    It holds no data: compiled methods and the object refer to one another, and are collected late.
+    """
+
+    def __init__(self, settings: dict[str, Any], num_baskets: int) -> None:
+        kind, num_items, rank = _MODELS[settings["model"]], settings["num_items"], tuple(settings["rank"])
+        key, num_steps, learning_rate = random.key(settings["seed"]), settings["num_steps"], settings["learning_rate"]
+        self._settings, self._num_baskets = settings, num_baskets
+        self._prior = partial(kind.prior, rank=rank, **{name: settings[name] for name in kind.strengths})
+        model = partial(basket_model, prior=self._prior, batch_size=settings["batch_size"])
+        guide = partial(_point_guide, start=partial(kind.start, key, num_items, rank), sites=kind.sites)
+        adam = numpyro.optim.Adam(lambda step: learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * step / num_steps)))
+        self._svi = SVI(handlers.reparam(model, config=_ONE_SCALE), guide, adam, Trace_ELBO())
+        self._advance = jax.jit(self._many_steps, donate_argnums=0)
+        self._judge = jax.jit(self._validation_and_price)
+        self._kernel = jax.jit(self._features)
+
+    def start(self, data: tuple[Any, ...]) -> Any:
+        """The state before the first step."""
+        return self._svi.init(random.key(self._settings["seed"]), *data)
+
+    def advance(self, state: Any, data: tuple[Any, ...], number: int) -> tuple[Any, float]:
+        """The state after so many steps, in place of the given one, and the mean loss over them for each basket."""
+        state, loss = self._advance(state, data, number)
+        return state, float(loss) / self._num_baskets
+
+    def judge(self, state: Any, data: tuple[Any, ...], held_out: np.ndarray) -> tuple[float, float]:
+        """The mean log-likelihood of the held-out baskets, and what is to be taken off it for rejections."""
+        value, price = self._judge(state, data, jnp.asarray(held_out))
+        return float(value), float(price)
+
+    def kernel(self, state: Any, data: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+        """V, B and D."""
+        return tuple(map(np.asarray, self._kernel(state, data)))
+
+    def _many_steps(self, state: Any, data: tuple[Any, ...], number: int) -> tuple[Any, Array]:
+        def step(_: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
+            state, loss = self._svi.update(carry[0], *data)
+            return state, carry[1] + loss
+
+        state, total = lax.fori_loop(0, number, step, (state, jnp.zeros(())))
+        return state, total / number
+
+    def _law(self, state: Any, data: tuple[Any, ...]) -> NDPP:
+        values = {name.removesuffix(_LOC): value for name, value in self._svi.get_params(state).items()}
+        _, counts, anchor = data
+        prior = handlers.reparam(partial(self._prior, counts, self._num_baskets, anchor=anchor), config=_ONE_SCALE)
+        return handlers.seed(handlers.substitute(prior, values), random.key(0))()
+
+    def _features(self, state: Any, data: tuple[Any, ...]) -> tuple[Array, Array, Array]:
+        law = self._law(state, data)
+        return law.V, law.B, law.D
+
+    def _validation_and_price(self, state: Any, data: tuple[Any, ...], held_out: Array) -> tuple[Array, Array]:
+        law = self._law(state, data)
+        value = law.log_prob(held_out).mean()
+        if self._settings["model"] != "ondpp":
+            return value, jnp.zeros(())
+        log_proposals, most = log_expected_proposals(jnp.diagonal(law.D, 1)[::2]), self._settings["max_proposals"]
+        if most is None:
+            return value, self._settings["gamma"] * log_proposals
+        return value, jnp.where(log_proposals > math.log(most), jnp.inf, 0.0)
 
 
 def _point_guide(*data: Any, start: Callable[[], dict[str, Array]], sites: tuple[str, ...]) -> None:
@@ -564,11 +420,21 @@ def _read_checkpoint(
 
 
 def _integers(**values: Any) -> list[int]:
-    try:
-        return [operator.index(value) for value in values.values()]
-    except TypeError:
-        bad = next(name for name, value in values.items() if not hasattr(value, "__index__"))
-        raise ValueError(f"{bad} must be an integer, got {values[bad]!r}") from None
+    return _numbers(operator.index, "an integer", values)
+
+
+def _floats(**values: Any) -> list[float]:
+    return _numbers(float, "a number", values)
+
+
+def _numbers(convert: Callable[[Any], Any], what: str, values: dict[str, Any]) -> list[Any]:
+    numbers = []
+    for name, value in values.items():
+        try:
+            numbers.append(convert(value))
+        except (TypeError, ValueError):
+            raise ValueError(f"{name} must be {what}, got {value!r}") from None
+    return numbers
 
 
 def _ranks(model: str, rank: int | tuple[int, int], num_items: int) -> tuple[int, int]:
@@ -601,8 +467,8 @@ def _padded(name: str, baskets: Any, num_items: int, rank: int) -> np.ndarray:
     sizes = np.sum(padded < num_items, axis=1)
     if len(sizes) and sizes.max() > rank:
         raise ValueError(
-            f"{name}: {np.sum(sizes > rank)} baskets have more items than the rank of {rank}, which gives them "
-            f"probability zero (the first is basket {np.argmax(sizes > rank)} with {sizes[np.argmax(sizes > rank)]}); "
+            f"{name}: {np.sum(sizes > rank)} baskets have more items than the rank of {rank} (columns of B count in "
+            f"pairs), which gives them probability zero (the first is basket {np.argmax(sizes > rank)} with {sizes[np.argmax(sizes > rank)]}); "
             f"raise the rank or leave them out"
         )
     return padded

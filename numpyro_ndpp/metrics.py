@@ -46,6 +46,10 @@ def _bootstrap(
     statistic: Callable[[np.ndarray], float], number: int, level: float, seed: int, repeats: int
 ) -> Estimate:
     """The statistic of baskets 0 to number-1, and the quantiles of the same of baskets drawn with replacement."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, got {level!r}")
+    if repeats < 0:
+        raise ValueError(f"num_bootstraps must not be negative, got {repeats!r}")
     rng = np.random.default_rng(seed)
     again = [statistic(rng.integers(number, size=number)) for _ in range(repeats)]
     value = float(statistic(np.arange(number)))
@@ -71,6 +75,16 @@ def _size_groups(sizes: np.ndarray) -> np.ndarray:
     return np.minimum((3 * np.log(np.maximum(sizes, 1)) / np.log(largest)).astype(int), 2)
 
 
+def _mean_over_groups(statistic: Callable[[np.ndarray], float], groups: np.ndarray) -> Callable[[np.ndarray], float]:
+    """Of chosen baskets, the mean over their groups of the statistic of each group."""
+
+    def mean(chosen: np.ndarray) -> float:
+        parts = [chosen[groups[chosen] == group] for group in np.unique(groups[chosen])]
+        return float(np.mean([statistic(part) for part in parts]))
+
+    return mean
+
+
 def mean_log_likelihood(
     law: SubsetDistribution,
     baskets: Subsets,
@@ -80,6 +94,11 @@ def mean_log_likelihood(
     seed: int = 0,
 ) -> Estimate:
     """The mean of log P(basket), with an interval of the given level.
+
+    :param level: the probability of the bootstrap interval, between 0 and 1.
+    :param num_bootstraps: how many times baskets are drawn anew for it; 0: no interval, its ends are NaN.
+    :param seed: of these draws.
+    :raises ValueError: for no baskets, items out of range, a level or a number that is not allowed.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_ndpp import NDPP
@@ -109,6 +128,7 @@ def subset_auc(
     :param kind: ``"paired"``: the share of baskets that are likelier than their own random subset. ``"grouped"``: the
         AUC within each of three groups of sizes, averaged, as published. ``"pooled"``: one AUC over baskets of all
         sizes, which small baskets, always likelier than large ones, blur. Ties count one half.
+    :param level, num_bootstraps, seed: as in :func:`mean_log_likelihood`; the random subsets depend on the seed too.
     :raises ValueError: for another kind, no baskets, items out of range.
 
     >>> import jax.numpy as jnp
@@ -127,11 +147,7 @@ def subset_auc(
         wins = (real > fake) + 0.5 * (real == fake)
         return _bootstrap(lambda chosen: wins[chosen].mean(), len(wins), level, seed, num_bootstraps)
     groups = _size_groups(np.array(list(map(len, lists)))) if kind == "grouped" else np.zeros(len(lists), int)
-
-    def statistic(chosen: np.ndarray) -> float:
-        parts = [chosen[groups[chosen] == group] for group in np.unique(groups[chosen])]
-        return float(np.mean([_auc(real[part], fake[part]) for part in parts]))
-
+    statistic = _mean_over_groups(lambda part: _auc(real[part], fake[part]), groups)
     return _bootstrap(statistic, len(lists), level, seed, num_bootstraps)
 
 
@@ -159,13 +175,14 @@ def mean_percentile_rank(
         that are no likelier than it. ``"reference"``: as the authors' code has it, the item with the largest number is
         hidden, its rank is the share of the possible items that are less likely, and the mean is over the means of
         three groups of sizes. A hidden item that is impossible has rank 0 in both.
+    :param level, num_bootstraps, seed: as in :func:`mean_log_likelihood`; what is hidden depends on the seed too.
     :raises ValueError: for another definition, no basket of two items, items out of range.
 
     Scores of all items, O(n m d) for a basket of m, in chunks. Baskets of like sizes are put together.
 
     >>> import numpy as np
     >>> popularity = np.array([5.0, 4.0, 3.0, 2.0, 1.0])
-    >>> mean_percentile_rank(popularity, [[0, 1], [1, 0]]).value  # the hidden one is first or second of four
+    >>> mean_percentile_rank(popularity, [[0, 1], [1, 0]]).value  # the hidden one is the first of those left
     100.0
     """
     if definition not in ("paper", "reference"):
@@ -195,11 +212,7 @@ def mean_percentile_rank(
     ranks[likelier == 0] = 0.0  # the hidden item itself is impossible
     if definition == "paper":
         return _bootstrap(lambda chosen: ranks[chosen].mean(), len(ranks), level, seed, num_bootstraps)
-    groups = _size_groups(sizes + 1)
-
-    def statistic(chosen: np.ndarray) -> float:
-        return float(np.mean([ranks[chosen[groups[chosen] == g]].mean() for g in np.unique(groups[chosen])]))
-
+    statistic = _mean_over_groups(lambda part: ranks[part].mean(), _size_groups(sizes + 1))
     return _bootstrap(statistic, len(ranks), level, seed, num_bootstraps)
 
 

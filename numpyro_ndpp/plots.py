@@ -11,7 +11,8 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_ndpp.base import SubsetDistribution
-from numpyro_ndpp.diagnostics import MixingTime, check_law, running_psrf
+from numpyro_ndpp.chains import check_law
+from numpyro_ndpp.diagnostics import MixingTime, running_psrf
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

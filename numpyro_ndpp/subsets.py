@@ -35,32 +35,38 @@ def pad_subsets(subsets: Iterable[Sequence[int] | np.ndarray], num_items: int, w
            [4, 4],
            [3, 4]], dtype=int32)
     """
+    return jnp.asarray(_padded("subsets", subsets, num_items, width))
+
+
+def _padded(
+    name: str, subsets: Iterable[Sequence[int] | np.ndarray], num_items: int, width: int | None = None
+) -> np.ndarray:
     num_items = operator.index(num_items)
     rows = [np.asarray(subset).reshape(-1) for subset in subsets]
     lengths = np.array([row.size for row in rows], dtype=np.int64)
     for i, row in enumerate(rows):
         if row.size and not np.issubdtype(row.dtype, np.integer):
-            raise TypeError(f"subsets: row {i} has items of type {row.dtype}; item numbers are integers")
+            raise TypeError(f"{name}: row {i} has items of type {row.dtype}; item numbers are integers")
     longest = int(lengths.max(initial=0))
     width = longest if width is None else operator.index(width)
     if longest > width:
         i = int(np.argmax(lengths > width))
-        raise ValueError(f"subsets: row {i} has {lengths[i]} items, which is more than the width of {width}")
+        raise ValueError(f"{name}: row {i} has {lengths[i]} items, which is more than the width of {width}")
     items = np.concatenate(rows) if lengths.sum() else np.zeros(0, np.int64)
     row_of = np.repeat(np.arange(len(rows)), lengths)
     bad = (items < 0) | (items >= num_items)
     if bad.any():
         j = int(np.argmax(bad))
-        raise ValueError(f"subsets: row {row_of[j]} has item {items[j]}; items must be 0 to {num_items - 1}")
+        raise ValueError(f"{name}: row {row_of[j]} has item {items[j]}; items must be 0 to {num_items - 1}")
     order = np.lexsort((items, row_of))
     items = items[order]
     repeated = (items[1:] == items[:-1]) & (row_of[1:] == row_of[:-1])
     if repeated.any():
         j = int(np.argmax(repeated))
-        raise ValueError(f"subsets: row {row_of[j]} has item {items[j]} more than once")
+        raise ValueError(f"{name}: row {row_of[j]} has item {items[j]} more than once")
     padded = np.full((len(rows), width), num_items, np.int32)
     padded[np.arange(width) < lengths[:, None]] = items
-    return jnp.asarray(padded)
+    return padded
 
 
 def as_padded(name: str, subsets: Subsets, num_items: int) -> np.ndarray:
@@ -74,7 +80,7 @@ def as_padded(name: str, subsets: Subsets, num_items: int) -> np.ndarray:
         if rows.ndim != 2:
             raise ValueError(f"{name} must be lists of items or padded subsets (s, m), got shape {rows.shape}")
         subsets = [row[row != num_items] for row in rows]
-    return np.asarray(pad_subsets(subsets, num_items))
+    return _padded(name, subsets, num_items)
 
 
 def unpad_subsets(values: ArrayLike, num_items: int) -> list:

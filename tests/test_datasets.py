@@ -188,8 +188,20 @@ def test_saved_baskets_are_loaded(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"tea, milk"])
 def test_no_npz(content, tmp_path):
     (tmp_path / "b.npz").write_bytes(content)
-    with pytest.raises(ValueError, match=r"b.npz is not an npz file"):
+    with pytest.raises(ValueError, match=r"b.npz is not an npz file of baskets"):
         load_baskets(tmp_path / "b.npz")
+
+
+def test_npz_of_other_arrays(tmp_path):
+    path, items = tmp_path / "b.npz", np.array(["a", "b"])
+    np.savez(path, indptr=[0, 1], indices=[0], items=items.astype(object))
+    with pytest.raises(ValueError, match=r"b.npz is not an npz file of baskets: Object arrays"):
+        load_baskets(path)
+    np.savez(path, indptr=[0, 1], indices=[0.0], items=items)
+    with pytest.raises(ValueError, match=r"b.npz: indices must be integers, got float64"):
+        load_baskets(path)
+    with pytest.raises(FileNotFoundError):
+        load_baskets(tmp_path / "none.npz")
 
 
 def test_text_of_other_programs(tmp_path):

@@ -30,7 +30,8 @@ from numpyro_ndpp import (
     summarize_chains,
     to_multihot,
 )
-from numpyro_ndpp.diagnostics import _uniform_starts, _walk_of, running_psrf
+from numpyro_ndpp.chains import run_block, uniform_starts, walk_of
+from numpyro_ndpp.diagnostics import running_psrf
 from numpyro_ndpp.plots import pair_correlations
 
 NOTHING = np.zeros((N, 1)), np.zeros((1, 1))
@@ -114,8 +115,8 @@ def test_chains_of_no_item():
 
 def test_uniform_starts_keep_to_the_items_that_are_left():
     law = KNDPP(*PARTS["ordinary"], k=2).condition(exclude=jnp.arange(5))
-    walk = _walk_of(law)
-    starts = np.asarray(_uniform_starts(law, walk, random.split(random.key(0), 200)))
+    walk = walk_of(law)
+    starts = np.asarray(uniform_starts(law, walk, random.split(random.key(0), 200)))
     assert starts.min() >= 5
     assert len(np.unique(starts, axis=0)) == 10  # all pairs of the five
 
@@ -461,11 +462,9 @@ def test_runs_of_numpyro_go_through_arviz():
 
 
 def test_nothing_is_compiled_again_for_another_key():
-    from numpyro_ndpp.diagnostics import _run_block
-
     law = KNDPP(*PARTS["ordinary"], k=3)
     run_chains(law, random.key(0), 3, 20)
-    compiled = _run_block._cache_size()
+    compiled = run_block._cache_size()
     run_chains(law, random.key(1), 3, 20)
     run_chains(KNDPP(*PARTS["near skew"], k=3), random.key(1), 3, 20)
-    assert _run_block._cache_size() == compiled
+    assert run_block._cache_size() == compiled

@@ -62,6 +62,8 @@ def test_learning_benchmarks(tmp_path, monkeypatch):
         [str(tmp_path / "kernels" / "some_ndpp.npz"), "--quick"]
     )
     assert sum("contour" in line for line in sampled) == 3
+    scaled = runpy.run_path(str(BENCHMARKS / "learning_scale.py"))["main"](["--quick"])
+    assert sum(" GB | " in line for line in scaled) == 2
 
 
 @pytest.mark.filterwarnings("default")

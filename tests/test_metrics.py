@@ -126,3 +126,12 @@ def test_impossible_items_are_last():
         assert mean_percentile_rank(rank_two, [[0, 1, 2], [3, 4, 5, 6]], definition=definition).value == 0.0
     found = mean_log_likelihood(rank_two, [[0], [0, 1, 2]] * 5)
     assert found.value == found.low == -np.inf
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"level": 95}, "level must be between 0 and 1, got 95"), ({"num_bootstraps": -5}, "num_bootstraps must not be")],
+)
+def test_bad_intervals(settings, message):
+    with pytest.raises(ValueError, match=message):
+        mean_percentile_rank(np.ones(4), [[0, 1]], **settings)

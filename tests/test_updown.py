@@ -24,7 +24,7 @@ from numpyro_ndpp.samplers.proposal import (
     youla_symmetrization,
 )
 from numpyro_ndpp.samplers.tree import build_tree
-from numpyro_ndpp.samplers.updown import _distinct_items
+from numpyro_ndpp.samplers.walk import _distinct_items
 
 
 def factored(name, k=None, dtype=np.float64, limits=None, **settings):
@@ -293,7 +293,7 @@ def test_draws_of_limited_size():
 def test_draws_by_width_are_those_of_their_sizes(monkeypatch):
     """Outside jit draws of like sizes are made together, here at the widths 2, 4 and 8 and a few at a time."""
     monkeypatch.setattr(batching, "_SMALLEST_WIDTH", 2)
-    monkeypatch.setattr(updown, "_chunk_size", lambda walk, width: 700)
+    monkeypatch.setattr(updown, "walk_chunk_size", lambda walk, width: 700)
     draws = masks(factored("ordinary").sample(jax.random.key(3), (10_000,)))
     assert chi_square_p_value(enumerated_law("ordinary"), draws) > 1e-4
 

@@ -1,0 +1,148 @@
+"""Chains of subsets, side by side: where they start, and how they step.
+
+Where the size is fixed, a step is that of the up-down walk; where it varies, it is a move of
+:class:`~numpyro_ndpp.SubsetGibbs` without a likelihood, which may change the size. Starts are spread out more than the
+law, or are all at the greedy subset. :mod:`numpyro_ndpp.diagnostics` records and judges such chains.
+"""
+
+import copy
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax, random
+from jax.typing import ArrayLike
+
+from numpyro_ndpp.base import SubsetDistribution
+from numpyro_ndpp.infer import local_move
+from numpyro_ndpp.samplers import UpDown
+from numpyro_ndpp.samplers.batching import in_chunks
+from numpyro_ndpp.samplers.updown import walk_chunk_size
+from numpyro_ndpp.samplers.walk import ChainState, StepInfo, Walk
+
+INITS = ("uniform", "greedy")
+
+# More chains at a time gain nothing on a CPU.
+_SIDE_BY_SIDE = 256
+
+
+def walk_of(law: SubsetDistribution) -> Walk:
+    """The walk of a law, prepared; by its own sampler if that is the walk."""
+    if isinstance(law.sampler, UpDown):
+        return law._state()
+    by_walk = copy.copy(law)
+    by_walk.sampler, by_walk._prepared, by_walk._cached = UpDown(), None, None
+    return by_walk._state()
+
+
+def _step(law: SubsetDistribution, walk: Walk, key: Array, state: ChainState) -> tuple[ChainState, StepInfo]:
+    """One step of a chain: of the walk itself where the size is fixed, else one that may change it."""
+    if law.min_size == law.max_size != 1:  # the walk exchanges two items; a single one is exchanged by a move
+        return walk.step(key, state)
+    move_key, accept_key = random.split(key)
+    subset = state.subset[len(walk.pinned) :]
+    proposed, log_ratio = local_move(law, walk, move_key, subset)
+    accepted = jnp.log(random.uniform(accept_key, (), walk.W.dtype)) < log_ratio
+    state = walk.init(jnp.where(accepted, proposed, subset))
+    return state, StepInfo((~accepted).astype(jnp.int32), accepted & jnp.any(proposed != subset))
+
+
+@partial(jax.jit, static_argnums=(4, 5))
+def run_block(
+    law: SubsetDistribution, walk: Walk, keys: Array, states: ChainState, num_draws: int, thin: int
+) -> tuple[Array, ChainState, Array, StepInfo]:
+    """The next draws of chains (c,), ``thin`` steps apart: keys, states, subsets (c, t, w), and what happened."""
+
+    def draw(carry: tuple[Array, ChainState], _: None) -> tuple[tuple[Array, ChainState], tuple[Array, StepInfo]]:
+        key, start = carry
+
+        def body(_: int, carry: tuple[Array, ChainState, Array]) -> tuple[Array, ChainState, Array]:
+            key, state, num_rejections = carry
+            key, step_key = random.split(key)
+            state, info = _step(law, walk, step_key, state)
+            return key, state, num_rejections + info.num_rejections.astype(jnp.int32)
+
+        key, state, num_rejections = lax.fori_loop(0, thin, body, (key, start, jnp.zeros((), jnp.int32)))
+        # The pinned items come first and stay; slots keep their items from step to step, in no order.
+        items = jnp.sort(state.subset[len(walk.pinned) :])
+        changed = jnp.any(items != jnp.sort(start.subset[len(walk.pinned) :]))
+        return (key, state), (items, StepInfo(num_rejections, changed))
+
+    def chain(key: Array, *state: Array) -> tuple[Array, ChainState, Array, StepInfo]:
+        (key, after), (subsets, info) = lax.scan(draw, (key, ChainState(*state)), None, length=num_draws)
+        return key, after, subsets.astype(jnp.int32), info
+
+    chunk = walk_chunk_size(walk, walk.width)
+    if jax.default_backend() == "cpu":
+        chunk = min(chunk, _SIDE_BY_SIDE)
+    return in_chunks(chain, chunk, keys, *states)
+
+
+@jax.jit
+def uniform_starts(law: SubsetDistribution, walk: Walk, keys: Array) -> Array:
+    """A start (c, w) for each key: a size, uniformly among those that are possible, and that many items, uniformly."""
+
+    def start(key: Array) -> Array:
+        size_key, items_key = random.split(key)
+        if walk.size_logits is None:
+            return walk.uniform_start(items_key, walk.width, walk.starts)
+        sizes = jnp.arange(len(walk.starts))
+        possible = (walk.size_logits[: len(sizes)] > -jnp.inf) & (jnp.sum(walk.starts < law.num_items, axis=1) == sizes)
+        size = random.categorical(size_key, jnp.where(possible, 0.0, -jnp.inf))
+        return walk.uniform_start(items_key, size, walk.starts[size])
+
+    return jax.vmap(start)(keys)
+
+
+def _possible(law: SubsetDistribution, subsets: Array) -> np.ndarray:
+    """Whether subsets (c, w) have a positive probability."""
+    inside = law._inside(subsets)
+    if not bool(inside.all()):  # log_prob would warn of values that are no subsets
+        return np.asarray(inside)
+    return np.asarray(law.log_prob(subsets) > -jnp.inf)
+
+
+def _starts(law: SubsetDistribution, walk: Walk, key: Array, num_chains: int, init: str | ArrayLike) -> Array:
+    """Subsets (c, w) of positive probability."""
+    if isinstance(init, str):
+        if init not in INITS:
+            raise ValueError(f"init must be one of {', '.join(map(repr, INITS))} or an array of subsets, got {init!r}")
+        if init == "uniform":
+            starts = uniform_starts(law, walk, random.split(key, num_chains))
+        else:
+            starts = jnp.tile(law.greedy(), (num_chains, 1))
+        if not _possible(law, starts).all():
+            raise ValueError(f"no subset of {law._sizes_in_words()} items has a positive probability under this law")
+        return starts
+    starts = jnp.asarray(init, jnp.int32)
+    if starts.shape not in ((law.max_size,), (num_chains, law.max_size)):
+        raise ValueError(
+            f"init must have shape ({law.max_size},) or ({num_chains}, {law.max_size}), one padded subset for all "
+            f"chains or one for each, got {starts.shape}"
+        )
+    starts = jnp.broadcast_to(starts, (num_chains, law.max_size))
+    impossible = np.flatnonzero(~_possible(law, starts))
+    if len(impossible):
+        subset = starts[impossible[0]].tolist()
+        raise ValueError(f"init: chain {impossible[0]} cannot start at {subset}, which has probability zero")
+    return starts
+
+
+def begin_chains(
+    law: SubsetDistribution, key: Array, num_chains: int, init: str | ArrayLike
+) -> tuple[Walk, Array, ChainState]:
+    """The walk of a law, and the keys (c,) and states of chains at their starts."""
+    walk = walk_of(law)
+    start_key, chain_key = random.split(key)
+    states = jax.vmap(walk.init)(_starts(law, walk, start_key, num_chains, init))
+    return walk, random.split(chain_key, num_chains), states
+
+
+def check_law(law: Any) -> None:
+    """Refuse what is not one law of subsets."""
+    if not isinstance(law, SubsetDistribution):
+        raise TypeError(f"dist must be an NDPP or KNDPP, or one of these conditioned, got a {type(law).__name__}")
+    if law.batch_shape:
+        raise ValueError(f"dist must be one law, got a batch of shape {law.batch_shape}")

@@ -1,0 +1,275 @@
+r"""Priors of kernels whose MAP estimate is the papers' regularised likelihood, as pieces of NumPyro models.
+
+With μ_i the number of training baskets that hold item i (1 if none does) and N the number of baskets, the papers
+maximise
+
+.. math:: \frac1N \sum_b \log P(S_b) - α \sum_i \frac{‖v_i‖²}{μ_i} - β \sum_i \frac{‖b_i‖²}{μ_i},
+
+which is, times N and up to a constant, the log density of the model
+
+.. math:: v_i ∼ \mathcal N\big(0, \tfrac{μ_i}{2αN} I\big), \quad b_i ∼ \mathcal N\big(0, \tfrac{μ_i}{2βN} I\big),
+          \quad S_b ∼ \mathrm{NDPP}(V, B, D) .
+
+Such a prior is centred on zero, where an item that is never bought belongs: features of rare items shrink away, and a
+new basket with one of them has probability zero. Centred instead on items that are bought independently, each as often
+as in the data and with a random direction of its own (``anchor``),
+
+.. math:: v_i ∼ \mathcal N\big(\sqrt{μ_i/N}\, a_i, \tfrac{μ_i}{2αN} I\big), \qquad ‖a_i‖ = 1,
+
+it can be strong, for what it shrinks towards is sensible; what occurs often enough moves away. This is what
+:func:`~numpyro_ndpp.learning.fit` does unless told otherwise.
+
+The orthogonal kernel (ONDPP) has BᵀB = I, VᵀB = 0 and D - Dᵀ made of the pairs ±σ_j; a further term
+γ Σ log(1 + 2σ_j/(σ_j² + 1)) is γ times the log of the expected number of proposals of the rejection sampler.
+
+References: Gartrell, Han, Dohmatob, Gillenwater and Brunel (2021), *Scalable learning and MAP inference for
+nonsymmetric determinantal point processes*, ICLR; Han, Gartrell, Gillenwater, Dohmatob and Karbasi (2022), *Scalable
+sampling for nonsymmetric determinantal point processes*, ICLR.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import Array, random
+from jax.typing import ArrayLike
+from numpyro.distributions import constraints
+from numpyro.distributions.transforms import AffineTransform
+
+from numpyro_ndpp.distributions import NDPP
+from numpyro_ndpp.linalg import matmul
+
+__all__ = ["basket_model", "item_counts", "ndpp_prior", "ondpp_prior", "symmetric_prior", "to_event_width"]
+
+
+def item_counts(baskets: ArrayLike, num_items: int) -> np.ndarray:
+    """How many of the padded baskets (N, m) hold each item, (n,); an item that none holds counts as one, as published.
+
+    >>> item_counts(np.array([[0, 2], [2, 3]]), num_items=3)
+    array([1, 1, 2])
+    """
+    return np.maximum(np.bincount(np.asarray(baskets).ravel(), minlength=num_items + 1)[:num_items], 1)
+
+
+def _item_scale(counts: ArrayLike, num_baskets: int) -> Array:
+    """√(μ_i/N) (n, 1): the length that v_i has where items are bought independently, and rarely.
+
+    In float32, and so is all that follows, unless the counts are of another floating type.
+    """
+    counts = jnp.asarray(counts)
+    dtype = counts.dtype if jnp.issubdtype(counts.dtype, jnp.floating) else jnp.float32
+    return jnp.sqrt(counts.astype(dtype) / num_baskets)[:, None]
+
+
+def _features(
+    name: str, counts: ArrayLike, num_baskets: int, num_columns: int, strength: float, anchor: ArrayLike | None = None
+) -> Array:
+    """Features with rows N(√(μ_i/N) anchor_i, μ_i/(2 strength N)), written as a scale times features of one scale."""
+    scale = _item_scale(counts, num_baskets)
+    mean = _centre(anchor, len(scale), num_columns, scale.dtype)
+    _check_strengths(strength)
+    plain = dist.Normal(mean, (2 * strength) ** -0.5)
+    return numpyro.sample(name, dist.TransformedDistribution(plain, AffineTransform(0.0, scale)).to_event(2))
+
+
+def _centre(anchor: ArrayLike | None, num_items: int, num_columns: int, dtype: Any) -> Array:
+    if anchor is None:
+        return jnp.zeros((num_items, num_columns), dtype)
+    if jnp.shape(anchor) != (num_items, num_columns):
+        raise ValueError(f"anchor must have shape {(num_items, num_columns)}, got {jnp.shape(anchor)}")
+    return jnp.asarray(anchor, dtype)
+
+
+def _check_strengths(*strengths: float) -> None:
+    if not all(strength > 0 for strength in strengths):
+        raise ValueError(f"alpha and beta must be positive, got {' and '.join(map(repr, strengths))}")
+
+
+def _flat(name: str, *shape: int, support: Any = constraints.real) -> Array:
+    return numpyro.sample(name, dist.ImproperUniform(support, (), event_shape=shape))
+
+
+def ndpp_prior(
+    counts: ArrayLike,
+    num_baskets: int,
+    *,
+    rank: tuple[int, int] = (100, 100),
+    alpha: float = 0.01,
+    beta: float = 0.01,
+    anchor: ArrayLike | None = None,
+    **settings: Any,
+) -> NDPP:
+    r"""An NDPP whose sites ``V``, ``B`` and ``D`` have the papers' prior: for use inside a NumPyro model.
+
+    :param counts: how many baskets hold each item (n,), one at least (:func:`item_counts`).
+    :param num_baskets: their number N.
+    :param rank: the columns of V and of B.
+    :param alpha, beta: the strengths of the priors of V and of B. D has a flat one.
+    :param anchor: what v_i √(N/μ_i) is centred on (n, d₁); None: zero, as published.
+    :param settings: for :class:`~numpyro_ndpp.NDPP`, such as ``min_size=1``.
+    :raises ValueError: for an anchor of another shape, a strength that is not positive.
+
+    O(n d) beside what the law costs.
+
+    >>> import numpyro
+    >>> from numpyro import handlers
+    >>> baskets = np.array([[0, 2], [2, 3], [0, 1]])
+    >>> def model():
+    ...     law = ndpp_prior(item_counts(baskets, 3), len(baskets), rank=(2, 2))
+    ...     with numpyro.plate("baskets", len(baskets)):
+    ...         numpyro.sample("basket", law, obs=to_event_width(baskets, law))
+    >>> values = {"V": np.eye(3, 2), "B": np.ones((3, 2)), "D": np.zeros((2, 2))}
+    >>> trace = handlers.trace(handlers.substitute(handlers.seed(model, 0), values)).get_trace()
+    >>> trace["basket"]["fn"].batch_shape
+    (3,)
+    """
+    V = _features("V", counts, num_baskets, rank[0], alpha, anchor)
+    B = _features("B", counts, num_baskets, rank[1], beta)
+    return NDPP(V, B, _flat("D", rank[1], rank[1]), **settings)
+
+
+def symmetric_prior(
+    counts: ArrayLike,
+    num_baskets: int,
+    *,
+    rank: tuple[int, int] = (100, 0),
+    alpha: float = 0.01,
+    anchor: ArrayLike | None = None,
+    **settings: Any,
+) -> NDPP:
+    """The same for the symmetric low-rank DPP: a site ``V``, and a B without columns. See :func:`ndpp_prior`.
+
+    >>> from numpyro import handlers
+    >>> handlers.seed(symmetric_prior, 0)(np.array([2, 1, 1]), 3, rank=(2, 0)).rank
+    2
+    """
+    V = _features("V", counts, num_baskets, rank[0], alpha, anchor)
+    return NDPP(V, jnp.zeros((len(V), 0), V.dtype), jnp.zeros((0, 0), V.dtype), **settings)
+
+
+def ondpp_prior(
+    counts: ArrayLike,
+    num_baskets: int,
+    *,
+    rank: tuple[int, int] = (100, 100),
+    alpha: float = 0.01,
+    beta: float = 0.01,
+    gamma: float = 0.1,
+    anchor: ArrayLike | None = None,
+    **settings: Any,
+) -> NDPP:
+    r"""The same for the orthogonal NDPP: BᵀB = I, VᵀB = 0, and D with σ_j at (0, 1), (2, 3), ... and zeros elsewhere.
+
+    Its sites are ``V_raw``, ``B_raw`` and ``sigma``. B is the orthonormal factor of B_raw, and V is what V_raw has
+    outside the columns of B; both are flat, and the papers' terms for V, B and σ are factors.
+
+    :param rank: the columns of V and of B, the latter an even number.
+    :param gamma: the price of a unit of the log of the expected number of proposals of the rejection sampler.
+
+    The other parameters are those of :func:`ndpp_prior`.
+
+    :raises ValueError: as there, and for an odd number of columns in B, or a gamma below zero.
+
+    O(n d²), for the orthonormal factor.
+
+    >>> from numpyro import handlers
+    >>> raw = {"V_raw": np.eye(4, 2), "B_raw": np.eye(4, 2, k=-2), "sigma": np.ones(1)}
+    >>> law = handlers.seed(handlers.substitute(ondpp_prior, raw), 0)(np.ones(4), 2, rank=(2, 2))
+    >>> bool(abs(law.B.T @ law.B - np.eye(2)).max() < 1e-5)
+    True
+    """
+    if rank[1] % 2:
+        raise ValueError(f"rank: an orthogonal NDPP has an even number of columns in B, got {rank[1]}")
+    _check_strengths(alpha, beta)
+    if not gamma >= 0:
+        raise ValueError(f"gamma must not be negative, got {gamma!r}")
+    scale = _item_scale(counts, num_baskets)
+    n, (d1, d2) = len(scale), rank
+    B = orthonormalize(_flat("B_raw", n, d2) * scale)
+    V = _flat("V_raw", n, d1) * scale
+    # What rounding leaves of B in V after one projection is taken out by a second.
+    for _ in range(2):
+        V = V - matmul(B, matmul(B.T, V))
+    sigma = _flat("sigma", d2 // 2, support=constraints.positive)
+    weights = scale**-2
+    mean = 0.0 if anchor is None else scale * _centre(anchor, n, d1, scale.dtype)
+    numpyro.factor("prior_V", -alpha * jnp.sum(weights * (V - mean) ** 2))
+    numpyro.factor("prior_B", -beta * jnp.sum(weights * B**2))
+    numpyro.factor("proposals", -gamma * num_baskets * log_expected_proposals(sigma))
+    first = 2 * jnp.arange(d2 // 2)
+    return NDPP(V, B, jnp.zeros((d2, d2), sigma.dtype).at[first, first + 1].set(sigma), **settings)
+
+
+def log_expected_proposals(sigma: Array) -> Array:
+    """Σ log(1 + 2σ_j/(σ_j² + 1)), for an orthogonal NDPP, whatever its V."""
+    return jnp.sum(jnp.log1p(2 * sigma / (sigma**2 + 1)))
+
+
+def orthonormalize(A: Array) -> Array:
+    """An orthonormal basis (n, d) of the columns of A, by Cholesky's factor of AᵀA, three times: no step but products.
+
+    The first time the diagonal is raised by the size of the rounding, so that the factor exists for any A, and the
+    result is only better conditioned than A; the second and third make it orthonormal to rounding. O(n d²).
+    """
+    identity = jnp.eye(A.shape[1], dtype=A.dtype)
+    for units in (8.0, 0.0, 0.0):
+        C = matmul(A.T, A)
+        factor = jnp.linalg.cholesky(C + units * jnp.finfo(A.dtype).eps * jnp.trace(C) * identity)
+        A = matmul(A, jax.scipy.linalg.solve_triangular(factor, identity, lower=True).T)
+    return A
+
+
+def to_event_width(baskets: Array, law: NDPP) -> Array:
+    """Padded baskets (..., m) with as many columns as the law's events have, which NumPyro's ELBOs insist on.
+
+    Columns of padding are added or left out. A basket that would lose an item is too large for the law: it is -1
+    throughout, which is no subset and has probability zero.
+
+    >>> law = NDPP(jnp.eye(4, 3), jnp.zeros((4, 0)), jnp.zeros((0, 0)))
+    >>> to_event_width(jnp.array([[0, 2]]), law)
+    Array([[0, 2, 4]], dtype=int32)
+    """
+    width = law.event_shape[0]
+    missing = [(0, 0)] * (baskets.ndim - 1) + [(0, max(width - baskets.shape[-1], 0))]
+    too_large = jnp.any(baskets[..., width:] < law.num_items, axis=-1, keepdims=True)
+    return jnp.where(too_large, -1, jnp.pad(baskets, missing, constant_values=law.num_items)[..., :width])
+
+
+def basket_model(
+    baskets: ArrayLike,
+    counts: ArrayLike,
+    anchor: ArrayLike | None = None,
+    *,
+    prior: Callable[..., NDPP],
+    batch_size: int | None = None,
+) -> NDPP:
+    """A NumPyro model: a kernel from ``prior(counts, N, anchor=anchor)``, and padded ``baskets`` (N, m) drawn with it.
+
+    :param batch_size: the number of baskets that are looked at; None: all.
+
+    :return: the law.
+
+    >>> from functools import partial
+    >>> from numpyro import handlers
+    >>> baskets = np.array([[0, 2], [2, 3], [0, 1]])
+    >>> prior = partial(symmetric_prior, rank=(2, 0), alpha=1.0)
+    >>> handlers.seed(basket_model, 0)(baskets, item_counts(baskets, 3), prior=prior, batch_size=2).num_items
+    3
+    """
+    baskets = jnp.asarray(baskets)
+    law = prior(counts, len(baskets), anchor=anchor)
+    size = None if batch_size is None else min(batch_size, len(baskets))
+    with numpyro.plate("baskets", len(baskets), subsample_size=size):
+        batch = numpyro.subsample(baskets, event_dim=1)
+        numpyro.sample("basket", law, obs=to_event_width(batch, law))
+    return law
+
+
+def directions(key: Array, num_items: int, num_columns: int) -> Array:
+    """A random unit vector of so many numbers for each item."""
+    A = random.normal(key, (num_items, num_columns), jnp.float32)
+    return A / jnp.linalg.norm(A, axis=1, keepdims=True)
