@@ -2,14 +2,14 @@
 
     python benchmarks/learning_scale.py [--output docs/tables/learning_scale.md] [--quick]
 
-An NDPP with 100 columns in V and in B, float32, steps of 500 baskets out of 20,000 simulated ones of 1 to 20 items,
-whose popularity falls as a power of their rank. Each n has a process of its own, whose largest resident memory is
-given: it includes Python, JAX and what compiling takes (0.5 GB or so).
+An NDPP of rank 100 (50 columns in V and in B) and one of rank 200, float32, steps of 500 baskets out of 20,000
+simulated ones of 1 to 20 items, whose popularity falls as a power of their rank. Each n has a process of its own, whose
+largest resident memory is given: it includes Python, JAX and what compiling takes (0.5 GB or so).
 
-Counted by hand at n = 10⁶, d = 200: the features and Adam's two moments are 3·4 n d = 2.4 GB, their gradient 0.8, the
-centre of V's prior 0.4, the best kernel so far 0.8 (in the machine's memory): 4.4 GB, to which comes what a step holds
-in between, one or two times 4 n d = 0.8 GB. A step does 4 n d² + O(n d) = 0.17 TFlop, of which Adam's share is small in
-flops and large in bytes: some ten passes over 0.8 GB.
+Counted by hand at n = 10⁶, d = 100, where features take 4 n d = 0.4 GB: they and Adam's two moments are 1.2 GB, the
+centre of V's prior 0.2, the best kernel so far 0.4 (on a GPU in the machine's memory); in a step V and B side by side
+0.4, the gradients of the normaliser and of the minors 0.4 each, and copies that XLA makes 0.4: 3.4 GB, and twice that
+for d = 200. A step does 6 n d² = 60 GFlop, of the Gram matrix and its gradient, and some ten passes over the features.
 
 The metrics judge 2,000 such baskets at n = 50,000 with a kernel drawn at random: seconds of the first call, which
 compiles, and of one more. Percentile ranks need the scores of all items, 2,000 · 2 n d m = 0.4 TFlop for baskets of 10.
@@ -40,9 +40,9 @@ def baskets_of(n: int) -> list[np.ndarray]:
     return [np.unique(np.exp(rng.uniform(0, np.log(n), size)).astype(int) - 1) for size in sizes]
 
 
-def measure(n: int) -> dict[str, float]:
-    """Peak memory in GB and seconds a step, in this process."""
-    result = fit(baskets_of(n), n, num_steps=NUM_STEPS, evaluate_every=2, patience=0, progress_bar=False)
+def measure(n: int, columns: int) -> dict[str, float]:
+    """Peak memory in GB and seconds a step, in this process, with so many columns in V and in B."""
+    result = fit(baskets_of(n), n, rank=columns, num_steps=NUM_STEPS, evaluate_every=2, patience=0, progress_bar=False)
     # Kibibytes, on Linux. The first evaluation includes compilation.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     return {"peak": peak, "seconds": float(result.history["seconds"][1:].min() / 2)}
@@ -67,19 +67,22 @@ def metric_rows(n: int, number: int) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> list[str]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--one", type=int, help="measure this number of items in this process, and print it as JSON")
+    parser.add_argument("--one", type=int, nargs=2, help="items and columns to measure in this process; prints JSON")
     parser.add_argument("--output", type=Path, help="file for the table, as Markdown")
     parser.add_argument("--quick", action="store_true", help="small numbers of items, to see that it runs")
     options = parser.parse_args(arguments)
     if options.one:
-        print(json.dumps(measure(options.one)))
+        print(json.dumps(measure(*options.one)))
         return []
-    lines = ["| items | peak memory | a step, evaluation included | for each item |", "|---|---|---|---|"]
-    for n in (1000, 2000) if options.quick else (10_000, 100_000, 300_000, 1_000_000):
-        command = [sys.executable, __file__, "--one", str(n)]
+    lines = ["| items | rank | peak memory | a step, evaluation included | for each item |", "|---|---|---|---|---|"]
+    cases = [(10_000, 50), (100_000, 50), (300_000, 50), (1_000_000, 50), (1_000_000, 100)]
+    for n, columns in [(1000, 10), (2000, 10)] if options.quick else cases:
+        command = [sys.executable, __file__, "--one", str(n), str(columns)]
         found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         seconds = found["seconds"]
-        lines.append(f"| {n:,} | {found['peak']:.1f} GB | {seconds:.3g} s | {seconds / n * 1e6:.2g} µs |")
+        lines.append(
+            f"| {n:,} | {columns} + {columns} | {found['peak']:.1f} GB | {seconds:.3g} s | {seconds / n * 1e6:.2g} µs |"
+        )
         print(lines[-1], flush=True)
     n, number = (1000, 50) if options.quick else (50_000, 2000)
     lines += ["", f"Metrics of {number:,} baskets, n = {n:,}:", "", "| | first call | second |", "|---|---|---|"]

@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-import numpyro.distributions as dist
 from jax import Array, lax, random
 from numpyro import handlers
 from numpyro.distributions import constraints
@@ -306,9 +305,10 @@ class _Learner:
         self._settings, self._num_baskets = settings, num_baskets
         self._prior = partial(kind.prior, rank=rank, **{name: settings[name] for name in kind.strengths})
         model = partial(basket_model, prior=self._prior, batch_size=settings["batch_size"])
-        guide = partial(_point_guide, start=partial(kind.start, key, num_items, rank), sites=kind.sites)
+        model = handlers.reparam(model, config=_ONE_SCALE)
+        start = partial(kind.start, key, num_items, rank)
         adam = numpyro.optim.Adam(lambda step: learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * step / num_steps)))
-        self._svi = SVI(handlers.reparam(model, config=_ONE_SCALE), guide, adam, Trace_ELBO())
+        self._svi = SVI(partial(_at_point, model, start, kind.sites), _no_guide, adam, Trace_ELBO())
         self._advance = jax.jit(self._many_steps, donate_argnums=0)
         self._judge = jax.jit(self._validation_and_price)
         self._kernel = jax.jit(self._features)
@@ -360,13 +360,23 @@ class _Learner:
         return value, jnp.where(log_proposals > math.log(most), jnp.inf, 0.0)
 
 
-def _point_guide(*data: Any, start: Callable[[], dict[str, Array]], sites: tuple[str, ...]) -> None:
-    """One value for every site: the guide of a MAP estimate."""
+def _at_point(
+    model: Callable[..., NDPP], start: Callable[[], dict[str, Array]], sites: tuple[str, ...], *data: Any
+) -> None:
+    """The model with a parameter in place of each of its sites, so that the ELBO is its log density: a MAP estimate.
+
+    A guide of point masses says the same, but its densities would be two more arrays as large as the features.
+    """
+    values = {}
     for name in sites:
         constraint = constraints.positive if name == "sigma" else constraints.real
         # What it starts from is computed when it is asked for, and held by nobody after.
-        value = numpyro.param(name + _LOC, lambda _, name=name: start()[name], constraint=constraint)
-        numpyro.sample(name, dist.Delta(value, event_dim=value.ndim))
+        values[name] = numpyro.param(name + _LOC, lambda _, name=name: start()[name], constraint=constraint)
+    handlers.condition(model, values)(*data)
+
+
+def _no_guide(*data: Any) -> None:
+    """Nothing is latent."""
 
 
 class _Progress(NamedTuple):
@@ -466,10 +476,11 @@ def _padded(name: str, baskets: Any, num_items: int, rank: int) -> np.ndarray:
     padded = as_padded(name, baskets, num_items)
     sizes = np.sum(padded < num_items, axis=1)
     if len(sizes) and sizes.max() > rank:
+        first = np.argmax(sizes > rank)
         raise ValueError(
             f"{name}: {np.sum(sizes > rank)} baskets have more items than the rank of {rank} (columns of B count in "
-            f"pairs), which gives them probability zero (the first is basket {np.argmax(sizes > rank)} with {sizes[np.argmax(sizes > rank)]}); "
-            f"raise the rank or leave them out"
+            f"pairs), which gives them probability zero (the first is basket {first} with {sizes[first]}); raise the "
+            f"rank or leave them out"
         )
     return padded
 

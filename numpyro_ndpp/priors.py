@@ -231,7 +231,7 @@ def to_event_width(baskets: Array, law: NDPP) -> Array:
 
     >>> law = NDPP(jnp.eye(4, 3), jnp.zeros((4, 0)), jnp.zeros((0, 0)))
     >>> to_event_width(jnp.array([[0, 2]]), law)
-    Array([[0, 2, 4]], dtype=int32)
+    Array([[0, 2, 4]], dtype=...)
     """
     width = law.event_shape[0]
     missing = [(0, 0)] * (baskets.ndim - 1) + [(0, max(width - baskets.shape[-1], 0))]

@@ -412,7 +412,7 @@ def test_fits_under_both_precisions_give_float32(shop, without_x64):
     assert result.V.dtype == result.B.dtype == result.D.dtype == np.float32
 
 
-def test_no_array_of_all_items_is_copied_often():
+def test_no_array_of_all_items_is_copied_often(without_x64):
     """Bytes at once of a step: a few times those of the features, whatever the number of items."""
     n, rank = 20_000, (16, 16)
     settings = {"model": "ndpp", "rank": rank, "num_items": n, "alpha": 1.0, "beta": 1.0, "anchored": True}
@@ -423,7 +423,8 @@ def test_no_array_of_all_items_is_copied_often():
     memory = learner._advance.lower(learner.start(data), data, 2).compile().memory_analysis()
     features = 4 * n * sum(rank)
     assert memory.alias_size_in_bytes > 3 * features  # the features and Adam's two moments are written over
-    assert memory.temp_size_in_bytes < 3 * features
+    # four: V and B side by side, the gradients of the normaliser and of the minors, a copy that XLA makes
+    assert memory.temp_size_in_bytes < 4.5 * features
 
 
 @pytest.mark.slow
