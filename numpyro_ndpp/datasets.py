@@ -177,7 +177,8 @@ def _from_npz(path: Path) -> tuple[list[tuple[int, list[int]]], list[str]]:
         raise ValueError(f"{path} has no array {missing[0]!r}; it has {found}")
     indptr, indices, items = (arrays[name] for name in names)
     for name in ("indptr", "indices"):
-        if not np.issubdtype(arrays[name].dtype, np.integer):
+        # NumPy's empty lists are of floating type.
+        if arrays[name].size and not np.issubdtype(arrays[name].dtype, np.integer):
             raise ValueError(f"{path}: {name} must be integers, got {arrays[name].dtype}")
     ends_fit = indptr.ndim == 1 and indptr.size > 0 and indptr[0] == 0 and indptr[-1] == len(indices)
     if not ends_fit or (np.diff(indptr) < 0).any():
