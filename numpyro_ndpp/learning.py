@@ -365,7 +365,7 @@ def _at_point(
 ) -> None:
     """The model with a parameter in place of each of its sites, so that the ELBO is its log density: a MAP estimate.
 
-    A guide of point masses says the same, but its densities would be two more arrays as large as the features.
+    A guide of point masses says the same, but its densities compare the features with themselves, in masks as large.
     """
     values = {}
     for name in sites:
