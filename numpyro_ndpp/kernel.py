@@ -27,7 +27,9 @@ _CHUNK_BYTES_ELSEWHERE = 256 * 2**20
 # Sorted by size, the subsets are cut into so many groups or more, each computed at its own width.
 _NUM_GROUPS = {"cpu": 24}
 _NUM_GROUPS_ELSEWHERE = 8
-_SMALLEST_GROUP = 8
+# An accelerator waits for the width of each of them, so it has fewer.
+_SMALLEST_GROUP = {"cpu": 8}
+_SMALLEST_GROUP_ELSEWHERE = 512
 _SMALLEST_WIDTH = 6
 # The inverses are kept for the backward pass if all of them together are no larger than this, else computed again.
 _INVERSE_BYTES = 64 * 2**20
@@ -286,8 +288,9 @@ def log_minors(X: Array, K: Array, subsets: Array) -> Array:
     backend = jax.default_backend()
     chunk_bytes = _CHUNK_BYTES.get(backend, _CHUNK_BYTES_ELSEWHERE)
     least_groups = _NUM_GROUPS.get(backend, _NUM_GROUPS_ELSEWHERE)
+    smallest_group = _SMALLEST_GROUP.get(backend, _SMALLEST_GROUP_ELSEWHERE)
     most = max(1, chunk_bytes // (itemsize * width * (d + len(K) + width)))
-    group = min(num_subsets, most, max(_SMALLEST_GROUP, -(-num_subsets // least_groups)))
+    group = min(num_subsets, most, max(smallest_group, -(-num_subsets // least_groups)))
     num_groups = -(-num_subsets // group)
     groups = min(num_groups, max(1, most // group))
     num_chunks = -(-num_groups // groups)

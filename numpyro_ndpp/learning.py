@@ -53,24 +53,24 @@ __all__ = [
 ]
 
 
-def _start_ndpp(key: Array, num_items: int, rank: tuple[int, int]) -> dict[str, Array]:
-    """Items bought independently, each as often as in the data, but for a little that links them."""
+def _start_ndpp(key: Array, num_items: int, rank: tuple[int, int], length: float) -> dict[str, Array]:
+    """Items bought independently, as often as in the data where the length is 1, but for a little that links them."""
     keys = random.split(key, 3)
     return {
-        "V_base": directions(key, num_items, rank[0]),
+        "V_base": length * directions(key, num_items, rank[0]),
         "B_base": _START_SKEW * directions(keys[1], num_items, rank[1]),
         "D": random.normal(keys[2], (rank[1], rank[1]), jnp.float32),
     }
 
 
-def _start_symmetric(key: Array, num_items: int, rank: tuple[int, int]) -> dict[str, Array]:
-    return {"V_base": directions(key, num_items, rank[0])}
+def _start_symmetric(key: Array, num_items: int, rank: tuple[int, int], length: float) -> dict[str, Array]:
+    return {"V_base": length * directions(key, num_items, rank[0])}
 
 
-def _start_ondpp(key: Array, num_items: int, rank: tuple[int, int]) -> dict[str, Array]:
+def _start_ondpp(key: Array, num_items: int, rank: tuple[int, int], length: float) -> dict[str, Array]:
     keys = random.split(key)
     return {
-        "V_raw": directions(key, num_items, rank[0]),
+        "V_raw": length * directions(key, num_items, rank[0]),
         "B_raw": directions(keys[1], num_items, rank[1]),
         "sigma": jnp.full(rank[1] // 2, _START_SKEW, jnp.float32),
     }
@@ -78,12 +78,14 @@ def _start_ondpp(key: Array, num_items: int, rank: tuple[int, int]) -> dict[str,
 
 class _Model(NamedTuple):
     prior: Callable[..., NDPP]
-    start: Callable[[Array, int, tuple[int, int]], dict[str, Array]]
+    start: Callable[[Array, int, tuple[int, int], float], dict[str, Array]]
     sites: tuple[str, ...]
     strengths: tuple[str, ...]
 
 
 _START_SKEW = 0.3
+# V starts from the centre of its prior, but no nearer to zero, where no gradient leads away.
+_SHORTEST_START = 0.5
 _LOC = "_loc"
 _MODELS = {
     "ndpp": _Model(ndpp_prior, _start_ndpp, ("V_base", "B_base", "D"), ("alpha", "beta")),
@@ -137,11 +139,11 @@ def fit(
     *,
     model: str = "ndpp",
     rank: int | tuple[int, int] = 100,
-    alpha: float = 50.0,
+    alpha: float = 100.0,
     beta: float = 30.0,
     gamma: float = 0.5,
     max_proposals: float | None = None,
-    anchored: bool = True,
+    anchor: float = 0.5,
     batch_size: int = 500,
     num_steps: int = 2000,
     learning_rate: float = 0.02,
@@ -167,8 +169,10 @@ def fit(
     :param alpha, beta, gamma: the strengths of the priors of V and B, and of ondpp's price of rejections.
     :param max_proposals: the expected number of proposals that a kernel of ondpp may need to count as the best; None:
         any, and the price of rejections is taken off its log-likelihood.
-    :param anchored: whether the prior of V is centred on independent items rather than on zero. The papers' objective
-        is ``anchored=False, alpha=0.01, beta=0.01``, which relies on the early stop.
+    :param anchor: how far from zero the prior of V is centred: 1 is where items are bought independently, each as often
+        as in the data, 0 where nothing is. Near 1 rare items are given most room, and the log-likelihood is best; near 0
+        random subsets, which are mostly rare items, are told apart best. The papers' objective is ``anchor=0,
+        alpha=0.01, beta=0.01``, which relies on the early stop.
     :param batch_size: baskets in a minibatch.
     :param num_steps: steps at most, over which the rate falls.
     :param learning_rate: Adam's rate at the first step, for features of length one or so.
@@ -199,14 +203,14 @@ def fit(
     evaluate_every, checkpoint_every = _integers(evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
     patience, seed = _integers(patience=patience, seed=seed)
     alpha, beta, gamma = _floats(alpha=alpha, beta=beta, gamma=gamma)
-    (learning_rate,) = _floats(learning_rate=learning_rate)
-    anchored, max_proposals = bool(anchored), None if max_proposals is None else _floats(max_proposals=max_proposals)[0]
+    learning_rate, anchor = _floats(learning_rate=learning_rate, anchor=anchor)
+    max_proposals = None if max_proposals is None else _floats(max_proposals=max_proposals)[0]
     ranks = _ranks(model, rank, num_items)
     _check_positive(alpha=alpha, beta=beta, batch_size=batch_size, learning_rate=learning_rate)
     _check_positive(num_steps=num_steps, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
     if max_proposals is not None and not max_proposals >= 1:
         raise ValueError(f"max_proposals must be one at least, got {max_proposals}")
-    for name, value in (("gamma", gamma), ("patience", patience), ("seed", seed)):
+    for name, value in (("gamma", gamma), ("anchor", anchor), ("patience", patience), ("seed", seed)):
         if not value >= 0:
             raise ValueError(f"{name} must not be negative, got {value}")
     if checkpoint is not None and not os.access(Path(checkpoint).resolve().parent, os.W_OK):
@@ -218,7 +222,7 @@ def fit(
     settings = {"model": model, "rank": list(ranks), "num_items": num_items, **strengths, "batch_size": batch_size}
     settings |= {"num_steps": num_steps, "learning_rate": learning_rate, "evaluate_every": evaluate_every}
     settings |= {
-        "anchored": anchored,
+        "anchor": anchor,
         "max_proposals": max_proposals,
         "patience": patience,
         "seed": seed,
@@ -288,8 +292,9 @@ def _warn_of_failures(result: Fit, held_out: np.ndarray) -> None:
 def _training_data(settings: dict[str, Any], train: np.ndarray) -> tuple[Array, Array, Array | None]:
     """What the model is called with: baskets, how many hold each item, and what V's prior is centred on."""
     num_items, key = settings["num_items"], random.key(settings["seed"])
-    # What V starts from, too.
-    anchor = directions(key, num_items, settings["rank"][0]) if settings["anchored"] else None
+    length = settings["anchor"]
+    # The directions are those that V starts from.
+    anchor = length * directions(key, num_items, settings["rank"][0]) if length else None
     return jnp.asarray(train), jnp.asarray(item_counts(train, num_items)), anchor
 
 
@@ -306,7 +311,7 @@ class _Learner:
         self._prior = partial(kind.prior, rank=rank, **{name: settings[name] for name in kind.strengths})
         model = partial(basket_model, prior=self._prior, batch_size=settings["batch_size"])
         model = handlers.reparam(model, config=_ONE_SCALE)
-        start = partial(kind.start, key, num_items, rank)
+        start = partial(kind.start, key, num_items, rank, max(settings["anchor"], _SHORTEST_START))
         adam = numpyro.optim.Adam(lambda step: learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * step / num_steps)))
         self._svi = SVI(partial(_at_point, model, start, kind.sites), _no_guide, adam, Trace_ELBO())
         self._advance = jax.jit(self._many_steps, donate_argnums=0)

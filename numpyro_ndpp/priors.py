@@ -11,13 +11,13 @@ which is, times N and up to a constant, the log density of the model
           \quad S_b ∼ \mathrm{NDPP}(V, B, D) .
 
 Such a prior is centred on zero, where an item that is never bought belongs: features of rare items shrink away, and a
-new basket with one of them has probability zero. Centred instead on items that are bought independently, each as often
-as in the data and with a random direction of its own (``anchor``),
+new basket with one of them has probability zero. Centred instead on a random direction for each item (``anchor``),
 
-.. math:: v_i ∼ \mathcal N\big(\sqrt{μ_i/N}\, a_i, \tfrac{μ_i}{2αN} I\big), \qquad ‖a_i‖ = 1,
+.. math:: v_i ∼ \mathcal N\big(\sqrt{μ_i/N}\, a_i, \tfrac{μ_i}{2αN} I\big),
 
-it can be strong, for what it shrinks towards is sensible; what occurs often enough moves away. This is what
-:func:`~numpyro_ndpp.learning.fit` does unless told otherwise.
+it can be strong, for what it shrinks towards is sensible; what occurs often enough moves away. With ‖a_i‖ = 1 the centre
+has items bought independently, each as often as in the data; :func:`~numpyro_ndpp.learning.fit` has 0.5 unless told
+otherwise.
 
 The orthogonal kernel (ONDPP) has BᵀB = I, VᵀB = 0 and D - Dᵀ made of the pairs ±σ_j; a further term
 γ Σ log(1 + 2σ_j/(σ_j² + 1)) is γ times the log of the expected number of proposals of the rejection sampler.

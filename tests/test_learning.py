@@ -200,7 +200,7 @@ def test_fit_learns_complements_and_substitutes(shop):
 
 def test_best_parameters_are_kept_and_the_run_stops_early(shop):
     held_out = simulate_baskets(60, seed=3).baskets
-    settings = SMALL | {"num_steps": 400, "learning_rate": 0.5, "patience": 3, "anchored": False, "alpha": 0.01}
+    settings = SMALL | {"num_steps": 400, "learning_rate": 0.5, "patience": 3, "anchor": 0, "alpha": 0.01}
     result = fit(shop.baskets[:40], 12, validation=held_out, **settings)
     history = result.history
     best = int(np.argmax(history["validation"]))
@@ -415,7 +415,7 @@ def test_fits_under_both_precisions_give_float32(shop, without_x64):
 def test_no_array_of_all_items_is_copied_often(without_x64):
     """Bytes at once of a step: a few times those of the features, whatever the number of items."""
     n, rank = 20_000, (16, 16)
-    settings = {"model": "ndpp", "rank": rank, "num_items": n, "alpha": 1.0, "beta": 1.0, "anchored": True}
+    settings = {"model": "ndpp", "rank": rank, "num_items": n, "alpha": 1.0, "beta": 1.0, "anchor": 1.0}
     settings |= {"batch_size": 50, "num_steps": 10, "learning_rate": 0.1, "seed": 0}
     baskets = np.full((100, 8), n, np.int32)
     baskets[:, 0] = np.arange(100)
