@@ -3,18 +3,18 @@
     python benchmarks/learning.py FOLDER [--only uk_retail ...] [--models ndpp ...] [--choices 10] [--quick]
                                   [--output docs/tables/learning.md] [--kernels FOLDER]
 
-FOLDER holds baskets as npz files (:func:`numpyro_ndpp.datasets.load_baskets`). Of each file 2,000 baskets are held out to
-judge by and 300 to stop by; the rest is learned from. No two choices judge by the same basket, so that ten of them judge
-by every basket of UK Retail once (but the last 62): the log-likelihood is about proportional to the size of a basket,
-and from one choice of 2,000 to another it goes up and down by several units. All kernels have 200 columns: 100 in V and
-in B as in the papers, other numbers where the name says so, and all in V if the kernel is symmetric. Files in which some
-baskets have more than 200 items are refused.
+FOLDER holds baskets as npz files (:func:`numpyro_ndpp.datasets.load_baskets`). Of each file 2,000 baskets are held out
+to judge by and 300 to stop by; the rest is learned from. No two choices judge by the same basket, so that ten of them
+judge by every basket of UK Retail once (but the last 62): the log-likelihood is about proportional to the size of a
+basket, and goes up and down by several units from one choice of 2,000 to another. All kernels have 200 columns: 100 in
+V and in B as in the papers, other numbers where the name says so, and all in V if the kernel is symmetric. Files in
+which some baskets have more than 200 items are refused.
 
 MPR is the mean percentile rank (the papers' definition, and that of the authors' code), AUC in one ranking of all
 sizes, averaged over three groups of sizes (the authors' code) and of equal sizes; the mean log-likelihood of the test
 baskets, the expected number of proposals of the rejection sampler, and the seconds of a fit, compilation included.
 Numbers are means over the choices; ± is the standard error of the mean, or half the bootstrap interval if there is one
-choice. ``independent`` has every item bought with the frequency it has in the baskets learned from, whatever the others.
+choice. ``independent`` has every item bought as often as in the baskets learned from, whatever the others.
 
 Counted by hand for UK Retail (n = 3,941, d = 200), a step with 500 baskets of 19 items: the Gram matrix and its
 derivative 2·2·n d² = 0.6 GFlop, d³ terms 0.1, minors with 19 of 200 features and their derivatives some 0.5: 1.2 GFlop,
@@ -39,7 +39,7 @@ from numpyro_ndpp.subsets import pad_subsets
 
 NUM_VALIDATION, NUM_TEST = 300, 2000
 MODELS = {
-    "symmetric": {"model": "symmetric", "rank": (200, 0), "alpha": 20, "anchor": 0.1},
+    "symmetric": {"model": "symmetric", "rank": (200, 0), "alpha": 10, "anchor": 0.02, "num_steps": 600},
     "ndpp": {"model": "ndpp", "rank": (100, 100)},
     "ndpp-20-180": {"model": "ndpp", "rank": (20, 180)},
     "ondpp": {

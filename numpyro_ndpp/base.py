@@ -351,7 +351,8 @@ class SubsetDistribution(Distribution):
         .. math:: P(a \mid J) = \det L_{J∪a} \Big/ \sum_b \det L_{J∪b}
 
         -inf for the items that are in already. Where no item can join, because ``items`` is too large or no larger
-        subset has a positive probability, -inf throughout. O(n m d) for m items. Differentiable.
+        subset has a positive probability, -inf throughout. O(n m d) for m items. Differentiable, to any order where
+        all items can join, once where some are impossible.
 
         :raises ValueError: outside jit, for items out of range or repeated.
 

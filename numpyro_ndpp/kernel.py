@@ -11,7 +11,7 @@ nonsymmetric determinantal point processes*, ICLR.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -116,6 +116,29 @@ class OwnForms(NamedTuple):
         return cls(jnp.sum(left * X, axis=1), fixed)
 
 
+class _Minor(NamedTuple):
+    """L_S of one subset with its rows and columns scaled, and what leads from every item to it."""
+
+    scaled: Array
+    """(m, m), ones on the diagonal where there is no item."""
+    from_items: Array
+    """(d, m): x_aᵀ times it are the entries of L_{aS}, scaled."""
+    to_items: Array
+    """(d, m), likewise L_{Sa}."""
+    present: Array
+
+    @classmethod
+    def of(cls, X: Array, W: Array, subset: Array) -> "_Minor":
+        present = subset < len(X)
+        rows = X.at[subset].get(mode="fill", fill_value=0)
+        images = matmul(rows, W)
+        lengths = lax.stop_gradient(jnp.sqrt(jnp.linalg.norm(rows, axis=1) * jnp.linalg.norm(images, axis=1)))
+        scale = jnp.where(present & (lengths > 0), 1 / jnp.where(lengths > 0, lengths, 1.0), 0.0)
+        scaled = matmul(images, rows.T) * scale[:, None] * scale + jnp.diag((~present).astype(X.dtype))
+        return cls(scaled, matmul(W, rows.T) * scale, images.T * scale, present)
+
+
+@jax.custom_jvp
 def log_next_minors(X: Array, W: Array, own: OwnForms, subset: Array) -> Array:
     r"""log det L_{S∪a} for every item a (n,), up to a constant; -inf for members and where it is zero to rounding.
 
@@ -126,41 +149,47 @@ def log_next_minors(X: Array, W: Array, own: OwnForms, subset: Array) -> Array:
     L_S may be singular although L_{S∪a} is not: its adjugate comes from the singular values, which are divided by all
     but the smallest. O(n m d + m³).
     """
-    n, dtype = len(X), X.dtype
-    eps = jnp.finfo(dtype).eps
-    member = jnp.zeros(n, bool).at[subset].set(True, mode="drop")
-    if len(subset) == 0:
+    n, m, eps = len(X), len(subset), jnp.finfo(X.dtype).eps
+    if m == 0:
         positive = own.values > _ROUNDING_UNITS * eps * own.magnitudes
         return jnp.where(positive, jnp.log(jnp.where(positive, own.values, 1.0)), -jnp.inf)
-    present = subset < n
-    rows = X.at[subset].get(mode="fill", fill_value=0)
-    images = matmul(rows, W)
-    lengths = lax.stop_gradient(jnp.sqrt(jnp.linalg.norm(rows, axis=1) * jnp.linalg.norm(images, axis=1)))
-    scale = jnp.where(present & (lengths > 0), 1 / jnp.where(lengths > 0, lengths, 1.0), 0.0)
-    minor = matmul(images, rows.T) * scale[:, None] * scale + jnp.diag((~present).astype(dtype))
-    to_items = matmul(X, images.T) * scale  # L_{Sa} transposed (n, m)
-    from_items = matmul(X, matmul(W, rows.T)) * scale  # L_{aS}
-
-    U, sigma, Vt = jnp.linalg.svd(lax.stop_gradient(minor))
-    smallest = jnp.where(sigma[-1] > len(subset) * eps * sigma[0], sigma[-1], 0.0)
-    ratios = jnp.where(jnp.arange(len(sigma)) < len(sigma) - 1, smallest / jnp.where(sigma > 0, sigma, 1.0), 1.0)
+    minor = _Minor.of(X, W, subset)
+    U, sigma, Vt = jnp.linalg.svd(minor.scaled)
+    smallest = jnp.where(sigma[-1] > m * eps * sigma[0], sigma[-1], 0.0)
+    ratios = jnp.where(jnp.arange(m) < m - 1, smallest / jnp.where(sigma > 0, sigma, 1.0), 1.0)
     sign = jnp.prod(jnp.linalg.slogdet(jnp.stack([U, Vt]))[0])
     # Along singular vectors, so that what is small is found small before it is multiplied.
-    left, right = matmul(lax.stop_gradient(from_items), Vt.T), matmul(lax.stop_gradient(to_items), U)
-    values = sign * (smallest * lax.stop_gradient(own.values) - jnp.sum(ratios * left * right, axis=1))
-    length_left, length_right = (jnp.linalg.norm(side, axis=1, keepdims=True) for side in (left, right))
-    sizes = jnp.sum(ratios * (jnp.abs(left) * length_right + jnp.abs(right) * length_left), axis=1)
-    magnitude = smallest * own.magnitudes + sizes
-    second = sigma[-2] if len(subset) > 1 else jnp.ones((), dtype)
-    possible = second > len(subset) * eps * sigma[0]  # no item makes up for two that are missing
+    along = jnp.concatenate([matmul(minor.from_items, Vt.T), matmul(minor.to_items, U)], axis=1)
+    left, right = jnp.split(matmul(X, along), 2, axis=1)
+    values = sign * (smallest * own.values - jnp.sum(ratios * left * right, axis=1))
+    length_left, length_right = (jnp.linalg.norm(side, axis=1) for side in (left, right))
+    weight_left, weight_right = (jnp.sum(ratios * jnp.abs(side), axis=1) for side in (left, right))
+    magnitude = smallest * own.magnitudes + weight_left * length_right + weight_right * length_left
+    second = sigma[-2] if m > 1 else jnp.ones((), X.dtype)
+    possible = second > m * eps * sigma[0]  # no item makes up for two that are missing
     units = _ROUNDING_UNITS * eps * sigma[0] / jnp.where(possible, second, 1.0)  # singular vectors are as good as that
-    positive = lax.stop_gradient(possible & ~member & (values > units * magnitude))
-    log_values = jnp.log(lax.stop_gradient(jnp.where(positive, values, 1.0)))
+    member = jnp.zeros(n, bool).at[subset].set(True, mode="drop")
+    positive = possible & ~member & (values > units * magnitude)
+    return jnp.where(positive, jnp.log(jnp.where(positive, values, 1.0)), -jnp.inf)
+
+
+@log_next_minors.defjvp
+def _log_next_minors_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
     # Singular values have no derivative where they meet, so that comes from another formula for the same.
-    bordered = _bordered_next_minors(own.values, minor, present, from_items, to_items)
-    usable = positive & (bordered > 0)
-    slope = jnp.log(jnp.where(usable, bordered, 1.0))
-    return jnp.where(positive, log_values + slope - lax.stop_gradient(slope), -jnp.inf)
+    log_values = log_next_minors(*primals)
+    subset = primals[3]
+
+    def slope(X: Array, W: Array, own: Array) -> Array:
+        if len(subset) == 0:
+            bordered = own
+        else:
+            minor = _Minor.of(X, W, subset)
+            sides = matmul(X, minor.from_items), matmul(X, minor.to_items)
+            bordered = _bordered_next_minors(own, minor.scaled, minor.present, *sides)
+        usable = (log_values > -jnp.inf) & (bordered > 0)
+        return jnp.log(jnp.where(usable, bordered, 1.0))
+
+    return log_values, jax.jvp(slope, (*primals[:2], primals[2].values), (*tangents[:2], tangents[2].values))[1]
 
 
 def _bordered_next_minors(own: Array, minor: Array, present: Array, from_items: Array, to_items: Array) -> Array:

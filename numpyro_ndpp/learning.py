@@ -149,7 +149,7 @@ def fit(
     learning_rate: float = 0.02,
     validation: int | Subsets | None = None,
     evaluate_every: int = 50,
-    patience: int = 6,
+    patience: int = 10,
     seed: int = 0,
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 100,
@@ -169,8 +169,8 @@ def fit(
     :param alpha, beta, gamma: the strengths of the priors of V and B, and of ondpp's price of rejections.
     :param max_proposals: the expected number of proposals that a kernel of ondpp may need to count as the best; None:
         any, and the price of rejections is taken off its log-likelihood.
-    :param anchor: how far from zero the prior of V is centred: 1 is where items are bought independently, each as often
-        as in the data, 0 where nothing is. Near 1 rare items are given most room, and the log-likelihood is best; near 0
+    :param anchor: how far from zero the prior of V is centred: at 1 items are bought independently, each as often as in
+        the data, at 0 nothing is bought. Near 1 rare items have most room, and the log-likelihood is best; near 0
         random subsets, which are mostly rare items, are told apart best. The papers' objective is ``anchor=0,
         alpha=0.01, beta=0.01``, which relies on the early stop.
     :param batch_size: baskets in a minibatch.

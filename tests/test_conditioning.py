@@ -208,6 +208,21 @@ def test_gradients_are_those_of_the_formula(name):
     assert np.isfinite(impossible).all()
 
 
+def test_second_derivatives_of_next_items():
+    """Of the next item's log-probability, they are those of a subset of two given one of them."""
+    V, B, D = (jnp.asarray(part) for part in PARTS["ordinary"])
+    along = jnp.cos(jnp.arange(V.size, dtype=V.dtype)).reshape(V.shape)
+
+    def by_size(V):
+        return KNDPP(V, B, D, k=2).condition([2]).log_prob(jnp.array([3]))
+
+    def by_next(V):
+        return NDPP(V, B, D).next_item_log_prob(jnp.array([2]))[3]
+
+    ours, theirs = (jax.jvp(jax.grad(f), (V,), (along,))[1] for f in (by_size, by_next))
+    np.testing.assert_allclose(ours, theirs, atol=1e-8)
+
+
 # --- Draws -----------------------------------------------------------------------------------------------------------
 
 

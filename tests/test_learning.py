@@ -210,6 +210,15 @@ def test_best_parameters_are_kept_and_the_run_stops_early(shop):
     assert again == pytest.approx(history["validation"][best], rel=1e-4)
 
 
+@pytest.mark.parametrize("anchor", [0.3, 1.0])
+def test_a_strong_prior_holds_features_at_the_anchor(shop, anchor):
+    """Their lengths are ``anchor`` times those that they have if items are bought independently."""
+    result = fit(shop.baskets, 12, anchor=anchor, alpha=1e7, **SMALL | {"num_steps": 200, "patience": 0})
+    counts = item_counts(pad_subsets(shop.baskets, 12), 12)
+    lengths = np.linalg.norm(result.V, axis=1) / np.sqrt(counts / len(shop.baskets))
+    assert lengths == pytest.approx(np.full(12, anchor), rel=0.1)
+
+
 def test_saved_and_loaded(shop, tmp_path):
     result = fit(shop.baskets, np.int64(12), seed=np.int32(0), alpha=np.float32(50), **SMALL | {"rank": np.array(4)})
     result.save(tmp_path / "kernel.npz")
@@ -399,6 +408,7 @@ def test_checkpoint_of_another_run_is_refused(shop, tmp_path):
         ([[0], [1]], {"alpha": 0.0}, "alpha must be positive, got 0.0"),
         ([[0], [1]], {"learning_rate": -1.0}, "learning_rate must be positive"),
         ([[0], [1]], {"gamma": -1.0}, "gamma must not be negative, got -1.0"),
+        ([[0], [1]], {"anchor": -0.5}, "anchor must not be negative, got -0.5"),
         (np.zeros(3, int), {}, "must be lists of items or padded subsets"),
     ],
 )
