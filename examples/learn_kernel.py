@@ -6,6 +6,7 @@ attract and repel most: the logarithm of P(ab) P(∅) / (P(a) P(b)), and the log
 """
 
 import argparse
+import re
 import time
 from pathlib import Path
 
@@ -45,6 +46,9 @@ def strongest(law: NDPP, counts: np.ndarray, number: int) -> list[tuple[float, i
 
 
 def short(name: str) -> str:
+    """A name that fits beside a bar: no stock code in front, no shouting, cut where it is too long."""
+    name = re.sub(r"^\d{4,}\w*\s+(?=\S)", "", name)
+    name = name.title() if name.isupper() else name
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1].rstrip() + "…"
 
 

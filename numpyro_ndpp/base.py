@@ -352,7 +352,8 @@ class SubsetDistribution(Distribution):
 
         -inf for the items that are in already. Where no item can join, because ``items`` is too large or no larger
         subset has a positive probability, -inf throughout. O(n m d) for m items. Differentiable, to any order where
-        all items can join, once where some are impossible.
+        all items but those of ``items`` can join; where some are impossible the first derivative is right, and the
+        second leaves out what they would have in it.
 
         :raises ValueError: outside jit, for items out of range or repeated.
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -46,16 +45,30 @@ def read_arrays(path: str | Path, required: Iterable[str]) -> tuple[dict[str, np
 
     :raises ValueError: if it is not such a file, or lacks a required array.
     """
-    try:
-        # Opened here: NumPy would leave a file open that turns out not to be one of its own.
-        with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file}
-    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
-        raise ValueError(f"{path} is not a file that numpyro_ndpp saved: {error}") from error
+    what = "a file that numpyro_ndpp saved"
+    arrays = read_npz(path, what, lambda file: {name: file[name] for name in file})
     missing = [name for name in (_SETTINGS, *required) if name not in arrays]
     if missing:
-        raise ValueError(f"{path} is not a file that numpyro_ndpp saved: it has no {missing[0]!r}")
-    return arrays, json.loads(str(arrays.pop(_SETTINGS)))
+        raise ValueError(f"{path} is not {what}: it has no {missing[0]!r}")
+    try:
+        return arrays, json.loads(str(arrays.pop(_SETTINGS)))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not {what}: {error}") from error
+
+
+def read_npz(path: str | Path, what: str, read: Callable[[Any], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """What ``read`` takes out of an npz file, without pickle.
+
+    :raises ValueError: if the file is damaged or is no npz file; the message says that it is not ``what``.
+    """
+    # Opened here: NumPy would leave a file open that turns out not to be one of its own.
+    with Path(path).open("rb") as opened:
+        try:
+            with np.load(opened, allow_pickle=False) as file:
+                return read(file)
+        # Which of a dozen errors it is depends on the byte that is wrong.
+        except Exception as error:
+            raise ValueError(f"{path} is not {what}: {error}") from error
 
 
 def fingerprint(*arrays: np.ndarray) -> str:

@@ -10,6 +10,7 @@ import csv
 import gzip
 import itertools
 import json
+import math
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -24,7 +25,7 @@ import jax
 import numpy as np
 from tqdm.auto import tqdm
 
-from numpyro_ndpp.checkpoints import write_whole
+from numpyro_ndpp.checkpoints import read_npz, write_whole
 from numpyro_ndpp.distributions import NDPP
 from numpyro_ndpp.samplers import Cholesky
 from numpyro_ndpp.subsets import as_padded, unpad_subsets
@@ -44,6 +45,7 @@ __all__ = [
 
 _BAR_DELAY = 2.0  # seconds before a progress bar is shown
 _LINES_PER_UPDATE = 2**14
+_ZIP = b"PK\x03\x04"  # how every npz file starts
 
 
 class Baskets(NamedTuple):
@@ -136,9 +138,10 @@ def save_baskets(path: str | Path, baskets: Iterable[Sequence[int]], items: Sequ
 def load_baskets(path: str | Path, *, catalogue: Sequence[str] | None = None, max_size: int | None = None) -> Baskets:
     """Baskets from a file.
 
-    A file that ends in ``.npz`` holds ``indptr`` (b+1,), ``indices`` and the names ``items`` (n,): basket i has the
-    items ``indices[indptr[i]:indptr[i+1]]``. Any other is text with one basket per line, its items separated by commas
-    or, in a line without any, by blanks; empty lines are passed over. An item that a basket names twice counts once.
+    An npz file holds ``indptr`` (b+1,), ``indices`` and the names ``items`` (n,): basket i has the items
+    ``indices[indptr[i]:indptr[i+1]]``. Any other is text with one basket per line, its items separated by commas or, in
+    a line without any that is not itself a name of the catalogue, by blanks; empty lines are passed over. An item that
+    a basket names twice counts once.
 
     :param catalogue: the names of all items, for text that names them; without it items are numbers from 0 on.
     :param max_size: baskets with more items are refused.
@@ -152,7 +155,9 @@ def load_baskets(path: str | Path, *, catalogue: Sequence[str] | None = None, ma
     [[0, 2], [2]]
     """
     path = Path(path)
-    if path.suffix == ".npz":
+    with path.open("rb") as file:
+        is_npz = path.suffix == ".npz" or file.read(len(_ZIP)) == _ZIP
+    if is_npz:
         baskets, items, what = *_from_npz(path), "basket"
     else:
         baskets, items, what = *_from_text(path, catalogue), "line"
@@ -166,12 +171,13 @@ def load_baskets(path: str | Path, *, catalogue: Sequence[str] | None = None, ma
 
 def _from_npz(path: Path) -> tuple[list[tuple[int, list[int]]], list[str]]:
     names = ("indptr", "indices", "items")
-    try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            found = sorted(file)
-            arrays = {name: file[name] for name in names if name in file}
-    except (ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
-        raise ValueError(f"{path} is not an npz file of baskets: {error}") from error
+    found: list[str] = []
+
+    def read(file: Any) -> dict[str, np.ndarray]:
+        found.extend(sorted(file))
+        return {name: file[name] for name in names if name in file}
+
+    arrays = read_npz(path, "an npz file of baskets", read)
     missing = [name for name in names if name not in arrays]
     if missing:
         raise ValueError(f"{path} has no array {missing[0]!r}; it has {found}")
@@ -195,8 +201,12 @@ def _from_text(path: Path, catalogue: Sequence[str] | None) -> tuple[list[tuple[
     numbers = None if catalogue is None else {name: number for number, name in enumerate(catalogue)}
     baskets = []
     for place, line in _lines(path, progress_bar=False):
-        basket = set()
-        for word in (word.strip() for word in (line.split(",") if "," in line else line.split())):
+        basket, line = set(), line.strip()
+        if numbers is not None and line in numbers:
+            words = [line]  # a name may have blanks
+        else:
+            words = line.removesuffix(",").split(",") if "," in line else line.split()
+        for word in map(str.strip, words):
             if numbers is not None:
                 if word not in numbers:
                     raise ValueError(f"{path}, line {place}: {word!r} is not in the catalogue")
@@ -232,10 +242,12 @@ def load_uk_retail(path: str | Path, *, max_size: int | None = 100, progress_bar
     collected = _Collected(path, max_size)
     for line, (invoice, code, description, quantity) in _table_rows(Path(path), wanted, progress_bar):
         try:
-            bought = float(quantity) > 0
+            number = float(quantity)
         except ValueError:
-            raise ValueError(f"{path}, line {line}: Quantity is {quantity!r}, which is no number") from None
-        if not bought:
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"{path}, line {line}: Quantity is {quantity!r}, which is no number")
+        if number <= 0:
             collected.drop("rows with a quantity of zero or less")
             continue
         described = names.setdefault(code, {})
@@ -450,27 +462,30 @@ def _csv_rows(path: Path, reader: Iterator[list[str]], place: list[int]) -> Iter
 
 def _sheet_rows(path: Path, progress_bar: bool) -> Iterator[tuple[int, list[str]]]:
     """The rows of the first sheet of an xlsx file, one at a time; cells that are left out are empty."""
-    try:
-        book = zipfile.ZipFile(path)
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{path} is not an xlsx file: {error}") from error
-    with book:
+    with path.open("rb") as file:
+        try:
+            yield from _cells(file, progress_bar)
+        # Which of a dozen errors it is depends on the byte that is wrong.
+        except Exception as error:
+            raise ValueError(f"{path} is not an xlsx file: {error}") from error
+
+
+def _cells(opened: IO[bytes], progress_bar: bool) -> Iterator[tuple[int, list[str]]]:
+    with zipfile.ZipFile(opened) as book:
         names = set(book.namelist())
         sheet = "xl/worksheets/sheet1.xml"
         if sheet not in names:
-            raise ValueError(f"{path} is not an xlsx file: it has no {sheet}")
+            raise ValueError(f"it has no {sheet}")
         shared: list[str] = []
         if "xl/sharedStrings.xml" in names:
             with book.open("xl/sharedStrings.xml") as file:
-                shared += (_text(element, "}t") for element in _closing(path, file, "si"))
+                shared += (_text(element, "}t") for element in _closing(file, "si"))
         size = book.getinfo(sheet).file_size
         with (
             book.open(sheet) as file,
-            tqdm(
-                total=size, unit="B", unit_scale=True, delay=_BAR_DELAY, desc=path.name, disable=not progress_bar
-            ) as bar,
+            tqdm(total=size, unit="B", unit_scale=True, delay=_BAR_DELAY, desc="rows", disable=not progress_bar) as bar,
         ):
-            for count, row in enumerate(_closing(path, file, "row"), 1):
+            for count, row in enumerate(_closing(file, "row"), 1):
                 line = int(row.get("r", count))
                 if len(row) == 0:
                     continue
@@ -486,15 +501,12 @@ def _sheet_rows(path: Path, progress_bar: bool) -> Iterator[tuple[int, list[str]
                 yield line, cells
 
 
-def _closing(name: Path, file: IO[bytes], tag: str) -> Iterator[Any]:
+def _closing(file: IO[bytes], tag: str) -> Iterator[Any]:
     """The elements of that name as they end; each is let go after."""
-    try:
-        for _, element in ElementTree.iterparse(file):
-            if element.tag.endswith("}" + tag):
-                yield element
-                element.clear()
-    except ElementTree.ParseError as error:
-        raise ValueError(f"{name} is not an xlsx file: {error}") from error
+    for _, element in ElementTree.iterparse(file):
+        if element.tag.endswith("}" + tag):
+            yield element
+            element.clear()
 
 
 def _text(element: Any, *tags: str) -> str:

@@ -54,7 +54,7 @@ __all__ = [
 
 
 def _start_ndpp(key: Array, num_items: int, rank: tuple[int, int], length: float) -> dict[str, Array]:
-    """Items bought independently, as often as in the data where the length is 1, but for a little that links them."""
+    """Items bought about independently, about as often as in the data if the length is 1, and a little to link them."""
     keys = random.split(key, 3)
     return {
         "V_base": length * directions(key, num_items, rank[0]),
@@ -166,13 +166,15 @@ def fit(
     :param num_items: the number n of items.
     :param model: ``"ndpp"``, ``"ondpp"`` (orthogonal, for the rejection sampler) or ``"symmetric"`` (no B).
     :param rank: the columns of V and of B; one number stands for both.
-    :param alpha, beta, gamma: the strengths of the priors of V and B, and of ondpp's price of rejections.
+    :param alpha, beta, gamma: the strengths of the priors of V and B, and of ondpp's price of rejections. The defaults
+        are good ones for ``"ndpp"``; the other models want smaller ones (see the page on learning).
     :param max_proposals: the expected number of proposals that a kernel of ondpp may need to count as the best; None:
         any, and the price of rejections is taken off its log-likelihood.
-    :param anchor: how far from zero the prior of V is centred: at 1 items are bought independently, each as often as in
-        the data, at 0 nothing is bought. Near 1 rare items have most room, and the log-likelihood is best; near 0
-        random subsets, which are mostly rare items, are told apart best. The papers' objective is ``anchor=0,
-        alpha=0.01, beta=0.01``, which relies on the early stop.
+    :param anchor: how far from zero the prior of V is centred. At 1, and with many more columns than a basket has
+        items, these are bought about independently and as often as in the data; at 0.5 a quarter as often, at 0 never.
+        Near 1 rare items have most room, and the log-likelihood is best; near 0 random subsets, which are mostly rare
+        items, are told apart best. The papers' objective is ``anchor=0, alpha=0.01, beta=0.01``, which relies on the
+        early stop.
     :param batch_size: baskets in a minibatch.
     :param num_steps: steps at most, over which the rate falls.
     :param learning_rate: Adam's rate at the first step, for features of length one or so.
@@ -206,7 +208,7 @@ def fit(
     learning_rate, anchor = _floats(learning_rate=learning_rate, anchor=anchor)
     max_proposals = None if max_proposals is None else _floats(max_proposals=max_proposals)[0]
     ranks = _ranks(model, rank, num_items)
-    _check_positive(alpha=alpha, beta=beta, batch_size=batch_size, learning_rate=learning_rate)
+    _check_positive(num_items=num_items, alpha=alpha, beta=beta, batch_size=batch_size, learning_rate=learning_rate)
     _check_positive(num_steps=num_steps, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
     if max_proposals is not None and not max_proposals >= 1:
         raise ValueError(f"max_proposals must be one at least, got {max_proposals}")
@@ -439,7 +441,11 @@ def _integers(**values: Any) -> list[int]:
 
 
 def _floats(**values: Any) -> list[float]:
-    return _numbers(float, "a number", values)
+    numbers = _numbers(float, "a number", values)
+    for name, number in zip(values, numbers, strict=True):
+        if math.isinf(number):
+            raise ValueError(f"{name} must be finite, got {number}")
+    return numbers
 
 
 def _numbers(convert: Callable[[Any], Any], what: str, values: dict[str, Any]) -> list[Any]:
@@ -495,6 +501,8 @@ def _split(baskets: Any, num_items: int, rank: int, validation: Any, seed: int) 
     padded = _padded("baskets", baskets, num_items, rank)
     if len(padded) < 2:
         raise ValueError(f"baskets: two baskets at least are needed, got {len(padded)}")
+    if isinstance(validation, (bool, float, np.floating)):
+        raise ValueError(f"validation must be baskets, or how many of them to hold out, got {validation!r}")
     if validation is not None and not isinstance(validation, (int, np.integer)):
         held_out = _padded("validation", validation, num_items, rank)
         if len(held_out) == 0:

@@ -196,7 +196,7 @@ def mean_percentile_rank(
     hidden = np.array([basket[place] for basket, place in zip(lists, places, strict=True)])
     rest = [np.delete(basket, place) for basket, place in zip(lists, places, strict=True)]
     sizes = np.array(list(map(len, rest)))
-    counts = np.zeros((4, len(lists)))
+    counts = np.zeros((5, len(lists)))
     widths = halving_widths(int(sizes.max()), _NARROWEST)[::-2][::-1]  # a quarter each: fewer shapes to compile
     for low, width in zip([0, *widths[:-1]], widths, strict=True):
         chosen = np.flatnonzero((sizes > low) & (sizes <= width))
@@ -207,9 +207,9 @@ def mean_percentile_rank(
             filled = np.resize(part, chunk)
             rows = pad_subsets([rest[i] for i in filled], n, width)
             counts[:, part] = _rank_counts(judged, rows, hidden[filled])[:, : len(part)]
-    no_likelier, outside, likelier, possible = counts
+    no_likelier, outside, likelier, possible, can_join = counts
     ranks = 100 * (no_likelier / outside if definition == "paper" else 1 - likelier / np.maximum(possible, 1))
-    ranks[likelier == 0] = 0.0  # the hidden item itself is impossible
+    ranks[can_join == 0] = 0.0
     if definition == "paper":
         return _bootstrap(lambda chosen: ranks[chosen].mean(), len(ranks), level, seed, num_bootstraps)
     statistic = _mean_over_groups(lambda part: ranks[part].mean(), _size_groups(sizes + 1))
@@ -218,8 +218,9 @@ def mean_percentile_rank(
 
 @jax.jit
 def _rank_counts(law: SubsetDistribution | Array, rest: Array, hidden: Array) -> Array:
-    """For the hidden items (c,), given the rest (c, m) of their baskets, the numbers (4, c) of items outside the rest
-    that are no likelier, of all outside, of possible ones that are as likely or likelier, and of all possible ones."""
+    """For the hidden items (c,), given the rest (c, m) of their baskets, the numbers (5, c) of items outside the rest
+    that are no likelier, of all outside, of possible ones that are as likely or likelier, and of all possible ones; and
+    whether the hidden one is possible itself."""
     if isinstance(law, SubsetDistribution):
         n, scores = law.num_items, law.next_item_log_prob(rest)
     else:
@@ -227,6 +228,5 @@ def _rank_counts(law: SubsetDistribution | Array, rest: Array, hidden: Array) ->
     outside = ~to_multihot(rest, n).astype(bool)
     possible = outside & (scores > -jnp.inf)
     own = jnp.take_along_axis(scores, hidden[:, None], axis=1)
-    return jnp.stack(
-        [jnp.sum(which, axis=1) for which in (outside & (scores <= own), outside, possible & (scores >= own), possible)]
-    )
+    chosen = outside & (scores <= own), outside, possible & (scores >= own), possible, own > -jnp.inf
+    return jnp.stack([jnp.sum(which, axis=1) for which in chosen])

@@ -42,9 +42,14 @@ def _padded(
     name: str, subsets: Iterable[Sequence[int] | np.ndarray], num_items: int, width: int | None = None
 ) -> np.ndarray:
     num_items = operator.index(num_items)
-    rows = [np.asarray(subset).reshape(-1) for subset in subsets]
+    try:
+        rows = [np.asarray(subset) for subset in subsets]
+    except TypeError:
+        raise TypeError(f"{name} must be lists of items, got {subsets!r}") from None
     lengths = np.array([row.size for row in rows], dtype=np.int64)
     for i, row in enumerate(rows):
+        if row.ndim != 1:
+            raise ValueError(f"{name}: row {i} must be a list of items, got {row.tolist()!r}")
         if row.size and not np.issubdtype(row.dtype, np.integer):
             raise TypeError(f"{name}: row {i} has items of type {row.dtype}; item numbers are integers")
     longest = int(lengths.max(initial=0))

@@ -144,6 +144,7 @@ def test_goodreads(kind, tmp_path):
         ("a.csv", b"InvoiceNo,StockCode,Description\n", "line 1: no column 'Quantity'"),
         ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n1,2,tea\n", "line 2: 3 fields"),
         ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n1,2,tea,many\n", "line 2: Quantity is 'many'"),
+        ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n1,2,tea,nan\n", "line 2: Quantity is 'nan'"),
         ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n", "has no baskets"),
         ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n1,2,tea,-1\n", "has no baskets"),
         (
@@ -185,6 +186,36 @@ def test_saved_baskets_are_loaded(tmp_path):
         save_baskets(tmp_path / "b.npz", [[5]], ["a"])
 
 
+def test_an_npz_file_is_known_by_its_content(tmp_path):
+    save_baskets(tmp_path / "baskets", [[1], [0]], ["a", "b"])
+    assert load_baskets(tmp_path / "baskets").baskets == [[1], [0]]
+
+
+@pytest.mark.parametrize("kind", ["npz", "xlsx"])
+def test_damaged_files_are_named(kind, tmp_path):
+    """Two wrong bytes anywhere: what is read is right by luck, or the error says which file it is."""
+    path = tmp_path / f"damaged.{kind}"
+    if kind == "npz":
+        save_baskets(path, [[0, 1], [1]] * 20, ["tea", "milk"])
+    else:
+        write_xlsx(tmp_path / "plain.xlsx", RETAIL)
+        with (
+            zipfile.ZipFile(tmp_path / "plain.xlsx") as plain,
+            zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as book,
+        ):
+            for name in plain.namelist():
+                book.writestr(name, plain.read(name))
+    whole, messages = path.read_bytes(), []
+    for place in range(0, len(whole) - 1, 5):
+        path.write_bytes(whole[:place] + bytes(255 - byte for byte in whole[place : place + 2]) + whole[place + 2 :])
+        try:
+            load_baskets(path) if kind == "npz" else load_uk_retail(path, progress_bar=False)
+        except ValueError as error:
+            messages.append(str(error))
+    assert len(messages) > 10
+    assert all("damaged" in message for message in messages)
+
+
 @pytest.mark.parametrize("content", [b"", b"tea, milk"])
 def test_no_npz(content, tmp_path):
     (tmp_path / "b.npz").write_bytes(content)
@@ -209,6 +240,12 @@ def test_text_of_other_programs(tmp_path):
     assert load_baskets(tmp_path / "bom.txt").baskets == [[0, 1], [1]]
     (tmp_path / "latin.txt").write_bytes("thé, café\n".encode("latin-1"))
     assert load_baskets(tmp_path / "latin.txt", catalogue=["café", "thé"]).baskets == [[0, 1]]
+
+
+def test_names_with_blanks(tmp_path):
+    (tmp_path / "names.txt").write_text("white bread\nwhite bread,\nmilk, white bread\nmilk tea\n")
+    found = load_baskets(tmp_path / "names.txt", catalogue=["milk", "tea", "white bread"])
+    assert found.baskets == [[2], [2], [0, 2], [0, 1]]
 
 
 def test_simulated_pairs_attract_and_repel():

@@ -47,6 +47,26 @@ def test_kernel_is_learned_and_saved(tmp_path, capsys):
     assert "mean percentile rank of a hidden item" in capsys.readouterr().out
 
 
+def test_no_basket_is_judged_by_twice(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    split = runpy.run_path(str(BENCHMARKS / "learning.py"))["split"]
+    lists = [[i] for i in range(8203)]
+    parts = [split(lists, choice) for choice in range(4)]
+    for train, validation, test in parts:
+        assert sorted(train + validation + test) == lists
+        assert (len(validation), len(test)) == (300, 2000)
+    assert len({basket[0] for _, _, test in parts for basket in test}) == 8000
+    with pytest.raises(ValueError, match="8203 baskets allow for 4 choices of 2000"):
+        split(lists, 4)
+
+
+def test_independent_items_have_the_likelihood_of_their_frequencies(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    judge = runpy.run_path(str(BENCHMARKS / "learning.py"))["judge_independent"]
+    likelihood = judge(np.array([5, 2, 8]), 10, [[0, 1], [2, 1]])[5][0]
+    assert likelihood == pytest.approx(np.log([0.5 * 0.2 * 0.2, 0.5 * 0.2 * 0.8]).mean())
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_learning_benchmarks(tmp_path, monkeypatch):

@@ -409,6 +409,9 @@ def test_checkpoint_of_another_run_is_refused(shop, tmp_path):
         ([[0], [1]], {"learning_rate": -1.0}, "learning_rate must be positive"),
         ([[0], [1]], {"gamma": -1.0}, "gamma must not be negative, got -1.0"),
         ([[0], [1]], {"anchor": -0.5}, "anchor must not be negative, got -0.5"),
+        ([[0], [1]], {"anchor": np.inf}, "anchor must be finite, got inf"),
+        ([[0], [1]], {"validation": 0.1}, "validation must be baskets, or how many of them to hold out, got 0.1"),
+        ([0, 1], {}, "baskets: row 0 must be a list of items, got 0"),
         (np.zeros(3, int), {}, "must be lists of items or padded subsets"),
     ],
 )

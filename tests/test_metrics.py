@@ -1,5 +1,6 @@
 """Metrics against their definitions written out, on kernels small enough for dense matrices."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import random
@@ -124,6 +125,11 @@ def test_impossible_items_are_last():
     rank_two = NDPP(*(random.normal(random.key(i), s) for i, s in enumerate([(N, 2), (N, 0), (0, 0)])))
     for definition in ("paper", "reference"):
         assert mean_percentile_rank(rank_two, [[0, 1, 2], [3, 4, 5, 6]], definition=definition).value == 0.0
+    # Others can join, which is nothing in favour of one that cannot.
+    half = NDPP(jnp.eye(8) * (jnp.arange(8) < 4), jnp.zeros((8, 0)), jnp.zeros((0, 0)))
+    for definition in ("paper", "reference"):
+        assert mean_percentile_rank(half, [[6, 7]], definition=definition).value == 0.0
+        assert mean_percentile_rank(half, [[0, 7]] * 40, definition=definition).value == 0.0
     found = mean_log_likelihood(rank_two, [[0], [0, 1, 2]] * 5)
     assert found.value == found.low == -np.inf
 

@@ -64,6 +64,13 @@ def test_pad_names_the_bad_row(subsets, width, message):
 def test_pad_refuses_what_is_not_an_item_number():
     with pytest.raises(TypeError, match="row 1 has items of type float64"):
         pad_subsets([[0], [1.5]], 5)
+    with pytest.raises(TypeError, match="subsets must be lists of items, got 3"):
+        pad_subsets(3, 5)
+
+
+def test_pad_refuses_one_subset_in_place_of_many():
+    with pytest.raises(ValueError, match="row 0 must be a list of items, got 1"):
+        pad_subsets([1, 2], 5)
 
 
 def test_from_multihot_with_too_many_ones():
