@@ -41,8 +41,9 @@ from numpyro_ndpp.subsets import pad_subsets
 NUM_VALIDATION, NUM_TEST = 300, 2000
 MODELS = {
     "symmetric": {"model": "symmetric", "rank": (200, 0), "alpha": 10, "anchor": 0.02, "num_steps": 600},
-    "ndpp": {"model": "ndpp", "rank": (100, 100)},
-    "ndpp-20-180": {"model": "ndpp", "rank": (20, 180)},
+    "ndpp": {"model": "ndpp", "rank": (100, 100), "alpha": 100, "anchor": 0.5},
+    "ndpp-20-180": {"model": "ndpp", "rank": (20, 180), "alpha": 100, "anchor": 0.5},
+    "ndpp-defaults": {"model": "ndpp", "rank": (100, 100)},
     "ondpp": {
         **{"model": "ondpp", "rank": (100, 100), "alpha": 50, "beta": 0.01, "gamma": 0.6, "anchor": 1},
         **{"max_proposals": 100, "evaluate_every": 20, "patience": 0},

@@ -16,8 +16,8 @@ new basket with one of them has probability zero. Centred instead on a random di
 .. math:: v_i ∼ \mathcal N\big(\sqrt{μ_i/N}\, a_i, \tfrac{μ_i}{2αN} I\big),
 
 it can be strong, for what it shrinks towards is sensible; what occurs often enough moves away. With ‖a_i‖ = 1 and many
-columns it shrinks towards items that are bought about independently and as often as in the data; the length of
-:func:`~numpyro_ndpp.learning.fit` is 0.5 unless told otherwise.
+columns it shrinks towards items that are bought about independently and as often as in the data; this is what
+:func:`~numpyro_ndpp.learning.fit` does unless told otherwise.
 
 The orthogonal kernel (ONDPP) has BᵀB = I, VᵀB = 0 and D - Dᵀ made of the pairs ±σ_j; a further term
 γ Σ log(1 + 2σ_j/(σ_j² + 1)) is γ times the log of the expected number of proposals of the rejection sampler.
