@@ -483,7 +483,14 @@ def _cells(opened: IO[bytes], progress_bar: bool) -> Iterator[tuple[int, list[st
         size = book.getinfo(sheet).file_size
         with (
             book.open(sheet) as file,
-            tqdm(total=size, unit="B", unit_scale=True, delay=_BAR_DELAY, desc="rows", disable=not progress_bar) as bar,
+            tqdm(
+                total=size,
+                unit="B",
+                unit_scale=True,
+                delay=_BAR_DELAY,
+                desc=Path(opened.name).name,
+                disable=not progress_bar,
+            ) as bar,
         ):
             for count, row in enumerate(_closing(file, "row"), 1):
                 line = int(row.get("r", count))
