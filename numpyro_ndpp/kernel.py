@@ -24,10 +24,10 @@ from numpyro_ndpp.linalg import Factorized, adjugate, column_lengths, determinan
 # into its cache, an accelerator where there are many of them.
 _CHUNK_BYTES = {"cpu": 3 * 2**20}
 _CHUNK_BYTES_ELSEWHERE = 256 * 2**20
-# Sorted by size, the subsets are cut into about so many groups, each computed at its own width, none smaller than this.
+# Sorted by size, the subsets are cut into about so many groups, each computed at its own width.
 _NUM_GROUPS = {"cpu": 24}
 _NUM_GROUPS_ELSEWHERE = 8
-# An accelerator waits for the width of each of them, so it has fewer.
+# No group is smaller than this. An accelerator waits for the width of each, so it has fewer of them.
 _SMALLEST_GROUP = {"cpu": 8}
 _SMALLEST_GROUP_ELSEWHERE = 512
 _SMALLEST_WIDTH = 6

@@ -26,9 +26,9 @@ def pad_subsets(subsets: Iterable[Sequence[int] | np.ndarray], num_items: int, w
     :param num_items: the size n of the catalogue; items are 0 .. n-1.
     :param width: the length to pad to; by default that of the largest subset.
     :return: an int32 array (number of subsets, width), each row increasing and filled up with ``num_items``.
-    :raises ValueError: for an item out of range, an item repeated within a subset, or a subset longer than
-        ``width``; the message names the row.
-    :raises TypeError: for items that are not integers.
+    :raises ValueError: for an item out of range, an item repeated within a subset, a subset longer than ``width``, or
+        a number in place of a subset; the message names the row.
+    :raises TypeError: for items that are not integers, and for ``subsets`` that cannot be gone through.
 
     >>> pad_subsets([[2, 0], [], [3]], num_items=4)
     Array([[0, 2],
