@@ -40,17 +40,21 @@ from numpyro_ndpp.subsets import pad_subsets
 
 NUM_VALIDATION, NUM_TEST = 300, 2000
 MODELS = {
-    "symmetric": {"model": "symmetric", "rank": (200, 0), "alpha": 10, "anchor": 0.02, "num_steps": 600},
-    "ndpp": {"model": "ndpp", "rank": (100, 100), "alpha": 100, "anchor": 0.5},
-    "ndpp-20-180": {"model": "ndpp", "rank": (20, 180), "alpha": 100, "anchor": 0.5},
+    "symmetric": {
+        **{"model": "symmetric", "rank": (200, 0), "alpha": 10, "anchor": 0.02, "num_steps": 600, "patience": 8},
+    },
+    "ndpp": {"model": "ndpp", "rank": (100, 100), "alpha": 200, "beta": 60, "anchor": 0.5, "patience": 0},
+    "ndpp-20-180": {"model": "ndpp", "rank": (20, 180), "alpha": 200, "beta": 60, "anchor": 0.5, "patience": 0},
     "ndpp-defaults": {"model": "ndpp", "rank": (100, 100)},
     "ondpp": {
         **{"model": "ondpp", "rank": (100, 100), "alpha": 50, "beta": 0.01, "gamma": 0.6, "anchor": 1},
         **{"max_proposals": 100, "evaluate_every": 20, "patience": 0},
     },
     # six pairs: 2⁶ proposals at most, whatever their σ, so that rejections need no price
-    "ondpp-188-12": {"model": "ondpp", "rank": (188, 12), "alpha": 20, "beta": 0.01, "gamma": 0, "anchor": 1},
-    "ndpp-papers-prior": {"model": "ndpp", "rank": (100, 100), "alpha": 0.01, "beta": 0.01, "anchor": 0},
+    "ondpp-188-12": {
+        **{"model": "ondpp", "rank": (188, 12), "alpha": 20, "beta": 0.01, "gamma": 0, "anchor": 1, "patience": 8},
+    },
+    "ndpp-papers-prior": {"model": "ndpp", "rank": (100, 100), "alpha": 0.01, "beta": 0.01, "anchor": 0, "patience": 8},
 }
 # MPR, AUC, log-likelihood of Han et al. (ICLR 2022), on the papers' own files
 PUBLISHED = {
@@ -144,7 +148,7 @@ def main(arguments: list[str] | None = None) -> list[str]:
                 if name == "independent":
                     numbers.append(judge_independent(item_counts(pad_subsets(train, n), n), len(train), test))
                     continue
-                settings = {"patience": 8} | MODELS[name]
+                settings = dict(MODELS[name])
                 if options.steps:
                     settings["num_steps"] = options.steps
                 if options.quick:

@@ -25,6 +25,7 @@ from updown import step_time
 from numpyro_ndpp import NDPP, Cholesky, Contour, Rejection, UpDown
 from numpyro_ndpp.learning import Fit
 
+# A draw of more proposals is not waited for.
 MOST_PROPOSALS = 1000
 PUBLISHED = {  # seconds on UK Retail: exact by rejection, linear time, MCMC
     ("ndpp", 10): ("406", "", "25.4"),
@@ -36,12 +37,12 @@ PUBLISHED = {  # seconds on UK Retail: exact by rejection, linear time, MCMC
 }
 
 
-def rejection_cells(law: NDPP, low: int, high: int) -> tuple[str, str, str]:
+def rejection_cells(law: NDPP, low: int, high: int, most_proposals: int) -> tuple[str, str, str]:
     """Seconds a draw, rejections a draw, preparation."""
     state, preparation = prepared(Rejection(), law.X, law.W, low, high)
     proposals = float(np.exp(state.log_expected))
-    expected = proposals > MOST_PROPOSALS
-    sampler = Rejection(1) if expected else Rejection(100 * MOST_PROPOSALS)
+    expected = proposals > most_proposals
+    sampler = Rejection(1) if expected else Rejection(100 * most_proposals)
     seconds = draw_time(sampler, state, 8, np.mean) * (proposals if expected else 1)
     mark = "\\*" if expected else ""
     return f"{seconds_in_words(seconds)}{mark}", f"{proposals - 1:.3g}{mark}", seconds_in_words(preparation)
@@ -61,7 +62,7 @@ def exact_cells(sampler, law: NDPP, low: int, high: int, repeats: int) -> tuple[
     return seconds_in_words(seconds), "0", seconds_in_words(preparation)
 
 
-def table(path: Path, num_timed: int) -> list[str]:
+def table(path: Path, num_timed: int, most_proposals: int) -> list[str]:
     result = Fit.load(path)
     kind = result.settings["model"]
     law = NDPP(*(np.asarray(part, np.float64) for part in (result.V, result.B, result.D)))
@@ -74,7 +75,7 @@ def table(path: Path, num_timed: int) -> list[str]:
         low, high = (0, law.max_size) if k is None else (k, k)
         steps = (round(mean_size), mean_steps) if k is None else (k, float(k**2))
         published = PUBLISHED.get((kind, k), ("", "", "")) if path.stem.startswith("uk_retail") else ("", "", "")
-        rows = [("exact, rejection", *rejection_cells(law, low, high), published[0])]
+        rows = [("exact, rejection", *rejection_cells(law, low, high, most_proposals), published[0])]
         if k is None:
             rows.append(("exact, linear time", *exact_cells(Cholesky(), law, low, high, 4), published[1]))
         for up, name in (("rejection", "MCMC, published walk"), ("direct", "MCMC, direct")):
@@ -91,10 +92,11 @@ def main(arguments: list[str] | None = None) -> list[str]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kernels", type=Path, nargs="+", help="saved fits")
     parser.add_argument("--output", type=Path, help="file for the tables, as Markdown")
-    parser.add_argument("--quick", action="store_true", help="two steps instead of 25, to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="two steps and one proposal, to see that it runs")
     options = parser.parse_args(arguments)
     jax.config.update("jax_enable_x64", True)
-    lines = [line for path in options.kernels for line in table(path, 2 if options.quick else 25)]
+    limits = (2, 1) if options.quick else (25, MOST_PROPOSALS)
+    lines = [line for path in options.kernels for line in table(path, *limits)]
     lines += ["\\* expected, not waited for.", "", f"{machine()}, float64."]
     write_table(options.output, lines)
     return lines
