@@ -41,7 +41,8 @@ from numpyro_ndpp.subsets import pad_subsets
 NUM_VALIDATION, NUM_TEST = 300, 2000
 MODELS = {
     "symmetric": {
-        **{"model": "symmetric", "rank": (200, 0), "alpha": 10, "anchor": 0.02, "num_steps": 600, "patience": 8},
+        **{"model": "symmetric", "rank": (200, 0), "alpha": 10, "anchor": 0.02},
+        **{"num_steps": 600, "patience": 8},
     },
     "ndpp": {"model": "ndpp", "rank": (100, 100), "alpha": 200, "beta": 60, "anchor": 0.5, "patience": 0},
     "ndpp-20-180": {"model": "ndpp", "rank": (20, 180), "alpha": 200, "beta": 60, "anchor": 0.5, "patience": 0},
@@ -52,7 +53,8 @@ MODELS = {
     },
     # six pairs: 2⁶ proposals at most, whatever their σ, so that rejections need no price
     "ondpp-188-12": {
-        **{"model": "ondpp", "rank": (188, 12), "alpha": 20, "beta": 0.01, "gamma": 0, "anchor": 1, "patience": 8},
+        **{"model": "ondpp", "rank": (188, 12), "alpha": 20, "beta": 0.01, "gamma": 0, "anchor": 1},
+        **{"patience": 8},
     },
     "ndpp-papers-prior": {"model": "ndpp", "rank": (100, 100), "alpha": 0.01, "beta": 0.01, "anchor": 0, "patience": 8},
 }
