@@ -43,7 +43,7 @@ benchmark: $(VENV)/.installed-benchmark
 	$(BIN)/python benchmarks/updown.py
 	$(BIN)/python benchmarks/samplers.py
 	$(BIN)/python benchmarks/paper_figures.py
-# On baskets of your own: benchmarks/learning.py and benchmarks/paper_tables.py take a folder of them.
+# On baskets of your own: benchmarks/learning.py takes a folder of them, benchmarks/paper_tables.py the kernels it saves.
 
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)

@@ -1,7 +1,7 @@
 """Kernels learned from real baskets, judged as the papers judge theirs, beside the published numbers.
 
     python benchmarks/learning.py FOLDER [--only uk_retail ...] [--models ndpp ...] [--choices 10] [--quick]
-                                  [--output docs/tables/learning.md] [--kernels FOLDER]
+                                  [--output FILE.md] [--kernels FOLDER]
 
 FOLDER holds baskets as npz files (:func:`numpyro_ndpp.datasets.load_baskets`). Of each file 2,000 baskets are held out
 to judge by and 300 to stop by; the rest is learned from. No two choices judge by the same basket, so that ten of them

@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> Fit:
     print(f"mean percentile rank of a hidden item: {mean_percentile_rank(law, test)}")
     print(f"the same by popularity alone: {mean_percentile_rank(counts, test)}")
     print(f"share of baskets likelier than a random set of their size: {subset_auc(law, test)}")
-    pairs = strongest(law, counts, 3 if options.data is None else 12)
+    pairs = strongest(law, counts, 3 if options.data is None else 10)
     for value, a, b in pairs:
         print(f"  {short(names[a]):>{LONGEST_NAME}} + {short(names[b]):<{LONGEST_NAME}} {value:+6.2f}")
     draw_figure(options.figure, pairs, names, result)

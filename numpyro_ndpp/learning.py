@@ -167,7 +167,7 @@ def fit(
     :param model: ``"ndpp"``, ``"ondpp"`` (orthogonal, for the rejection sampler) or ``"symmetric"`` (no B).
     :param rank: the columns of V and of B; one number stands for both.
     :param alpha, beta, gamma: the strengths of the priors of V and B, and of ondpp's price of rejections. The defaults
-        are good ones for ``"ndpp"``; the other models want smaller ones (see the page on learning).
+        are good ones for ``"ndpp"``; a symmetric kernel wants a smaller alpha (10), ondpp a beta near zero (0.01).
     :param max_proposals: the expected number of proposals that a kernel of ondpp may need to count as the best; None:
         any, and the price of rejections is taken off its log-likelihood.
     :param anchor: how far from zero the prior of V is centred. At 1, and with many more columns than a basket has
