@@ -93,7 +93,9 @@ def judge(result: Fit, test: list[list[int]], num_bootstraps: int) -> list[tuple
 
 def judge_independent(counts: np.ndarray, num_baskets: int, test: list[list[int]]) -> list[tuple[float, float]]:
     """The same numbers where items are bought independently: those of their popularity and the log-likelihood."""
-    ranks = [mean_percentile_rank(counts, test, definition=name) for name in ("paper", "reference")]
+    # Rare items have equal counts, and each would be ranked before all the others.
+    untied = counts + np.random.default_rng(0).random(len(counts)) / 2
+    ranks = [mean_percentile_rank(untied, test, definition=name) for name in ("paper", "reference")]
     odds = counts / np.maximum(num_baskets - counts, 0.5)  # an item of all baskets may be missing from the next
     values = np.array([np.log(odds[basket]).sum() for basket in test]) - np.log1p(odds).sum()
     numbers = [(each.value, (each.high - each.low) / 2) for each in ranks]

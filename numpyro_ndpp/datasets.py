@@ -44,6 +44,8 @@ __all__ = [
 ]
 
 _BAR_DELAY = 2.0  # seconds before a progress bar is shown
+# Item numbers have 32 bits, and one more stands for padding.
+_MOST_ITEMS = 2**31 - 1
 _LINES_PER_UPDATE = 2**14
 _ZIP = b"PK\x03\x04"  # how every npz file starts
 
@@ -181,13 +183,15 @@ def _from_npz(path: Path) -> tuple[list[tuple[int, list[int]]], list[str]]:
     missing = [name for name in names if name not in arrays]
     if missing:
         raise ValueError(f"{path} has no array {missing[0]!r}; it has {found}")
-    indptr, indices, items = (arrays[name] for name in names)
+    indptr, indices, items = (np.atleast_1d(arrays[name]) for name in names)
     for name in ("indptr", "indices"):
         # NumPy's empty lists are of floating type.
         if arrays[name].size and not np.issubdtype(arrays[name].dtype, np.integer):
             raise ValueError(f"{path}: {name} must be integers, got {arrays[name].dtype}")
+    if indices.ndim > 1 or items.ndim > 1:
+        raise ValueError(f"{path}: indices and items must have one dimension, got {indices.ndim} and {items.ndim}")
     ends_fit = indptr.ndim == 1 and indptr.size > 0 and indptr[0] == 0 and indptr[-1] == len(indices)
-    if not ends_fit or (np.diff(indptr) < 0).any():
+    if not ends_fit or (indptr[1:] < indptr[:-1]).any():
         raise ValueError(f"{path}: indptr must rise from 0 to the length of indices, {len(indices)}")
     bad = (indices < 0) | (indices >= len(items))
     if bad.any():
@@ -199,9 +203,14 @@ def _from_npz(path: Path) -> tuple[list[tuple[int, list[int]]], list[str]]:
 
 def _from_text(path: Path, catalogue: Sequence[str] | None) -> tuple[list[tuple[int, list[int]]], list[str]]:
     numbers = None if catalogue is None else {name: number for number, name in enumerate(catalogue)}
+    if numbers is not None and len(numbers) < len(catalogue or ()):
+        repeated = next(name for number, name in enumerate(catalogue or ()) if numbers[name] != number)
+        raise ValueError(f"catalogue: {repeated!r} is there more than once")
     baskets = []
     for place, line in _lines(path, progress_bar=False):
         basket, line = set(), line.strip()
+        if "\r" in line:
+            raise ValueError(f"{path}, line {place}: lines must end with a line feed, not with a carriage return alone")
         if numbers is not None and line in numbers:
             words = [line]  # a name may have blanks
         else:
@@ -211,8 +220,12 @@ def _from_text(path: Path, catalogue: Sequence[str] | None) -> tuple[list[tuple[
                 if word not in numbers:
                     raise ValueError(f"{path}, line {place}: {word!r} is not in the catalogue")
                 basket.add(numbers[word])
-            elif word.isdecimal():
+            elif word.isdecimal() and int(word) < _MOST_ITEMS:
                 basket.add(int(word))
+            elif word.isdecimal():
+                raise ValueError(
+                    f"{path}, line {place}: {word} is too large for an item number; codes need a catalogue of all items"
+                )
             else:
                 raise ValueError(
                     f"{path}, line {place}: {word!r} is no item number; names need a catalogue of all items"

@@ -269,24 +269,28 @@ def fit(
 
 def _warn_of_failures(result: Fit, held_out: np.ndarray) -> None:
     """Say so if no evaluation counted, so that the last kernel stands for the best one, or if baskets were no use."""
-    if np.isneginf(result.history["validation"]).all():
-        impossible = int(np.isneginf(np.asarray(result.distribution().log_prob(held_out))).sum())
+    validation, price = result.history["validation"], result.history["price"]
+    most = result.settings.get("max_proposals")
+    none_counted = np.isneginf(validation - price).all()
+    if none_counted and np.isposinf(price).all():
         warnings.warn(
-            f"{impossible} of the {len(held_out)} held-out baskets have probability zero under every kernel that was "
-            f"met, so none was the best and this is the last one",
+            f"no kernel with at most max_proposals={most} expected proposals was met: this is the last one; a gamma "
+            f"above {result.settings['gamma']} or more than num_steps={result.settings['num_steps']} steps would lower "
+            f"them",
+            stacklevel=3,
+        )
+    elif none_counted:
+        impossible = int(np.isneginf(np.asarray(result.distribution().log_prob(held_out))).sum())
+        within = f" with at most max_proposals={most} expected proposals" if np.isposinf(price).any() else ""
+        warnings.warn(
+            f"no kernel{within} was met that allows for all held-out baskets: this is the last one, under which "
+            f"{impossible} of the {len(held_out)} held-out baskets have probability zero",
             stacklevel=3,
         )
     if np.isposinf(result.history["loss"]).any():
         warnings.warn(
             "some baskets to learn from had probability zero, to rounding, in some of the steps, and counted for "
             "nothing in them (history['loss'] is inf there)",
-            stacklevel=3,
-        )
-    if np.isposinf(result.history["price"]).all():
-        warnings.warn(
-            f"no kernel with at most max_proposals={result.settings['max_proposals']} expected proposals was met: this "
-            f"is the last one; a gamma above {result.settings['gamma']} or more than "
-            f"num_steps={result.settings['num_steps']} steps would lower them",
             stacklevel=3,
         )
 
@@ -469,9 +473,9 @@ def _ranks(model: str, rank: int | tuple[int, int], num_items: int) -> tuple[int
         second = 0
     if first < 1 or second < 0:
         raise ValueError(f"rank must have one column of V at least and none or more of B, got {rank!r}")
-    if model == "ondpp" and second > num_items:
+    if model == "ondpp" and second >= num_items:
         raise ValueError(
-            f"rank: an orthogonal B has no more columns than there are items, got {second} for {num_items}"
+            f"rank: an orthogonal B has fewer columns than there are items, or V is zero, got {second} for {num_items}"
         )
     return first, second
 

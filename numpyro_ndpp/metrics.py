@@ -43,16 +43,21 @@ class Estimate(NamedTuple):
 
 
 def _bootstrap(
-    statistic: Callable[[np.ndarray], float], number: int, level: float, seed: int, repeats: int
+    statistic: Callable[[np.ndarray], float], groups: np.ndarray, level: float, seed: int, repeats: int
 ) -> Estimate:
-    """The statistic of baskets 0 to number-1, and the quantiles of the same of baskets drawn with replacement."""
+    """The statistic of all baskets, and the quantiles of the same of baskets drawn with replacement, from each group as
+    many as it has: a mean over groups would be another one without the smallest of them."""
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, got {level!r}")
     if repeats < 0:
         raise ValueError(f"num_bootstraps must not be negative, got {repeats!r}")
     rng = np.random.default_rng(seed)
-    again = [statistic(rng.integers(number, size=number)) for _ in range(repeats)]
-    value = float(statistic(np.arange(number)))
+    parts = [np.flatnonzero(groups == group) for group in np.unique(groups)]
+    again = [
+        statistic(np.concatenate([part[rng.integers(len(part), size=len(part))] for part in parts]))
+        for _ in range(repeats)
+    ]
+    value = float(statistic(np.arange(len(groups))))
     if not again:
         return Estimate(value, np.nan, np.nan)
     # No interpolation: a mean may be -inf.
@@ -107,7 +112,7 @@ def mean_log_likelihood(
     -2.079
     """
     values = _log_probs(law, _lists(baskets, law.num_items))
-    return _bootstrap(lambda chosen: values[chosen].mean(), len(values), level, seed, num_bootstraps)
+    return _bootstrap(lambda chosen: values[chosen].mean(), np.zeros(len(values)), level, seed, num_bootstraps)
 
 
 def _log_probs(law: SubsetDistribution, lists: list[np.ndarray]) -> np.ndarray:
@@ -145,10 +150,10 @@ def subset_auc(
     real, fake = _log_probs(law, lists), _log_probs(law, random_sets)
     if kind == "paired":
         wins = (real > fake) + 0.5 * (real == fake)
-        return _bootstrap(lambda chosen: wins[chosen].mean(), len(wins), level, seed, num_bootstraps)
+        return _bootstrap(lambda chosen: wins[chosen].mean(), np.zeros(len(wins)), level, seed, num_bootstraps)
     groups = _size_groups(np.array(list(map(len, lists)))) if kind == "grouped" else np.zeros(len(lists), int)
     statistic = _mean_over_groups(lambda part: _auc(real[part], fake[part]), groups)
-    return _bootstrap(statistic, len(lists), level, seed, num_bootstraps)
+    return _bootstrap(statistic, groups, level, seed, num_bootstraps)
 
 
 def _auc(real: np.ndarray, fake: np.ndarray) -> float:
@@ -169,7 +174,9 @@ def mean_percentile_rank(
 ) -> Estimate:
     """Where a hidden item of a basket stands among the items that could join the rest: 100 is first, 50 is chance.
 
-    :param law: a distribution, or a score for every item (n,) whatever the rest, such as its popularity.
+    :param law: a distribution, or a score for every item (n,) whatever the rest, such as its popularity. Ties are in
+        favour of the hidden item by the paper's definition and against it by the reference: break them if there are
+        many, as among the counts of rare items.
     :param baskets: those of one item or none are passed over, for there is nothing to go by.
     :param definition: ``"paper"``: a random item is hidden, and its rank is the share of the items outside the rest
         that are no likelier than it. ``"reference"``: as the authors' code has it, the item with the largest number is
@@ -211,9 +218,10 @@ def mean_percentile_rank(
     ranks = 100 * (no_likelier / outside if definition == "paper" else 1 - likelier / np.maximum(possible, 1))
     ranks[can_join == 0] = 0.0
     if definition == "paper":
-        return _bootstrap(lambda chosen: ranks[chosen].mean(), len(ranks), level, seed, num_bootstraps)
-    statistic = _mean_over_groups(lambda part: ranks[part].mean(), _size_groups(sizes + 1))
-    return _bootstrap(statistic, len(ranks), level, seed, num_bootstraps)
+        return _bootstrap(lambda chosen: ranks[chosen].mean(), np.zeros(len(ranks)), level, seed, num_bootstraps)
+    groups = _size_groups(sizes + 1)
+    statistic = _mean_over_groups(lambda part: ranks[part].mean(), groups)
+    return _bootstrap(statistic, groups, level, seed, num_bootstraps)
 
 
 @jax.jit

@@ -154,21 +154,23 @@ def check_items(name: str, items: ArrayLike, num_items: int) -> Array:
     :raises TypeError: if they are not integers.
     :raises ValueError: outside jit, for an item out of range or repeated; the message names the argument and the item.
     """
-    array = jnp.asarray(items)
-    if array.size == 0:
-        array = array.astype(jnp.int32)
-    if not jnp.issubdtype(array.dtype, jnp.integer):
-        raise TypeError(f"{name} must hold integer item numbers, got {array.dtype}")
-    if array.ndim == 0:
+    given = items if isinstance(items, np.ndarray) else jnp.asarray(items)
+    if given.size == 0:
+        given = given.astype(jnp.int32)
+    if not jnp.issubdtype(given.dtype, jnp.integer):
+        raise TypeError(f"{name} must hold integer item numbers, got {given.dtype}")
+    if given.ndim == 0:
         raise ValueError(f"{name} must have one dimension at least: the items of a set, got {items!r}")
-    array = jnp.sort(array.astype(jnp.int32), axis=-1)
-    if not_jax_tracer(array):
-        values = np.asarray(array)
+    if not_jax_tracer(given):
+        values = np.asarray(given)  # before 32 bits make another item of one that is out of range
         bad = (values < 0) | (values > num_items)
         if bad.any():
             raise ValueError(
                 f"{name} has item {values[bad][0]}; items must be 0 to {num_items - 1} ({num_items} is padding)"
             )
+    array = jnp.sort(jnp.asarray(given).astype(jnp.int32), axis=-1)
+    if not_jax_tracer(array):
+        values = np.asarray(array)
         repeated = (values[..., 1:] == values[..., :-1]) & (values[..., 1:] < num_items)
         if repeated.any():
             raise ValueError(f"{name} has item {values[..., 1:][repeated][0]} more than once")

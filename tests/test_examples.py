@@ -145,6 +145,9 @@ def test_npz_and_text_agree(tmp_path):
         ("\n \n", {}, "has no baskets"),
         ("1 2\n3 tea\n", {}, "line 2: 'tea' is no item number; names need a catalogue"),
         ("1 -2\n", {}, "line 1: '-2' is no item number"),
+        ("1 2\n4006381333931 7\n", {}, "line 2: 4006381333931 is too large for an item number"),
+        ("0 1\r2 3\r4\r", {}, "line 1: lines must end with a line feed"),
+        ("tea\n", {"catalogue": ["tea", "milk", "tea"]}, "catalogue: 'tea' is there more than once"),
         ("tea\nmilk, rum\n", {"catalogue": ["tea", "milk"]}, "line 2: 'rum' is not in the catalogue"),
         ("1 2\n\n1 2 3 4\n", {"max_size": 3}, "line 3: 4 items, but at most 3 are allowed"),
     ],
@@ -161,6 +164,11 @@ def test_bad_text(text, settings, message, tmp_path):
     [
         ({"indptr": [0, 1], "indices": [0]}, "has no array 'items'"),
         ({"indptr": [0, 2, 1], "indices": [0], "items": ["a"]}, "indptr must rise from 0 to the length of indices, 1"),
+        (
+            {"indptr": np.array([0, 3, 1, 4], np.uint64), "indices": [0, 1, 2, 3], "items": list("abcd")},
+            "indptr must rise from 0 to the length of indices, 4",
+        ),
+        ({"indptr": [0, 1], "indices": [[0]], "items": ["a"]}, "must have one dimension, got 2 and 1"),
         ({"indptr": [0, 1, 2], "indices": [0, 5], "items": ["a"]}, "basket 1: item 5; items must be 0 to 0"),
         ({"indptr": [0], "indices": [], "items": ["a"]}, "has no baskets"),
     ],

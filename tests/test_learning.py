@@ -265,6 +265,10 @@ def test_hopeless_fit_says_so():
     history = {"validation": np.array([-np.inf]), "loss": np.array([1.0]), "price": np.zeros(1)}
     with pytest.warns(UserWarning, match="1 of the 2 held-out baskets have probability zero"):
         learning._warn_of_failures(Fit(*kernel, history, {}), np.array([[2], [0]]))
+    # likely baskets at too high a price, then baskets that are impossible
+    history = {"validation": np.array([-9, -np.inf]), "loss": np.ones(2), "price": np.array([np.inf, 0])}
+    with pytest.warns(UserWarning, match="with at most max_proposals=7.0 expected proposals was met that allows"):
+        learning._warn_of_failures(Fit(*kernel, history, {"max_proposals": 7.0}), np.array([[2], [0]]))
     history = {"validation": np.array([-1.0]), "loss": np.array([np.inf]), "price": np.zeros(1)}
     with pytest.warns(UserWarning, match="some baskets to learn from had probability zero"):
         learning._warn_of_failures(Fit(*kernel, history, {}), np.array([[1], [0]]))
@@ -392,7 +396,8 @@ def test_checkpoint_of_another_run_is_refused(shop, tmp_path):
         ([[0], [0, 1, 2]], {"rank": 1}, "1 baskets have more items than the rank of 1 .*first is basket 1 with 3"),
         ([[0], [1]], {"model": "dpp"}, "model must be one of .* got 'dpp'"),
         ([[0], [1]], {"rank": (0, 4)}, "rank must have one column of V at least"),
-        ([[0], [1]], {"model": "ondpp", "rank": (2, 6)}, "no more columns than there are items, got 6 for 5"),
+        ([[0], [1]], {"model": "ondpp", "rank": (2, 6)}, "fewer columns than there are items, .* got 6 for 5"),
+        ([[0], [1]], {"model": "ondpp", "rank": (2, 5)}, "fewer columns than there are items, .* got 5 for 5"),
         ([[0], [1]], {"num_steps": 1.5}, "num_steps must be an integer, got 1.5"),
         ([[0], [1]], {"checkpoint": "no/such/folder/run.npz"}, "is not a folder that can be written to"),
         ([[0], [1]], {"max_proposals": 0.5}, "max_proposals must be one at least, got 0.5"),

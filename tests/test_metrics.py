@@ -92,6 +92,16 @@ def test_percentile_rank_of_popularity(baskets):
     assert equal == 100.0  # all are no likelier than the hidden one
 
 
+def test_interval_is_that_of_the_same_groups():
+    """One large basket is a group of its own: in every third of the baskets drawn anew it would be missing."""
+    popularity = np.arange(80)[::-1].astype(float)
+    baskets = [[0, 1]] * 400 + [[78, 79]] * 400 + [[*range(8, 16)]] * 80 + [[*range(60)]]
+    estimate = mean_percentile_rank(popularity, baskets, definition="reference", num_bootstraps=300)
+    alone = mean_percentile_rank(popularity, baskets[:-1], definition="reference", num_bootstraps=0).value
+    assert estimate.low < estimate.value < estimate.high
+    assert abs(estimate.value - alone) > 2 * (estimate.high - estimate.low)
+
+
 def test_the_law_itself_is_told_from_chance():
     shop = simulate_baskets(400)
     assert subset_auc(shop.law, shop.baskets).value > 0.7

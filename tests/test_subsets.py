@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_ndpp import constraints, from_multihot, pad_subsets, to_multihot, unpad_subsets
+from numpyro_ndpp.subsets import check_items
 
 LISTS = [[3, 1], [], [0], [4, 2, 0]]
 
@@ -59,6 +60,12 @@ def test_draw_that_could_not_be_made_stays_no_subset():
 def test_pad_names_the_bad_row(subsets, width, message):
     with pytest.raises(ValueError, match=message):
         pad_subsets(subsets, 5, width)
+
+
+@pytest.mark.parametrize("x64", [True, False])
+def test_large_numbers_are_no_other_items(x64):
+    with jax.enable_x64(x64), pytest.raises(ValueError, match="items has item 4294967297; items must be 0 to 4"):
+        check_items("items", np.array([2**32 + 1, 3]), 5)
 
 
 def test_pad_refuses_what_is_not_an_item_number():
