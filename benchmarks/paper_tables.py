@@ -3,11 +3,11 @@
     python benchmarks/paper_tables.py KERNEL.npz ... [--output docs/tables/paper_tables.md] [--quick]
 
 The files are what :meth:`numpyro_ndpp.learning.Fit.save` writes, ``benchmarks/learning.py --kernels FOLDER`` for
-example: NDPP kernels make Table 2, ONDPP kernels Table 3. For subsets of 10, of 50 and of any size: seconds for one
-draw by the published exact sampler (rejection), the linear-time one (Cholesky, any size only), the published walk (k²
-steps, pairs by rejection), the walk with the direct up operator, and the contour sampler; and how many proposals were
-rejected, in a draw or, for the walk, in a step. ``*``: expected, from the time of one proposal or of 25 steps. Kernels
-are used in float64. Compilation is left out, preparation is a column of its own.
+example: NDPP kernels make Table 2, ONDPP kernels Table 3. For subsets of 10, of 50 (if the rank allows) and of any
+size: seconds for one draw by the published exact sampler (rejection), the linear-time one (Cholesky, any size only),
+the published walk (k² steps, pairs by rejection), the walk with the direct up operator, and the contour sampler; and
+how many proposals were rejected, in a draw or, for the walk, in a step. ``*``: expected, from the time of one proposal
+or of 25 steps. Kernels are used in float64. Compilation is left out, preparation is a column of its own.
 
 Counted by hand at d = 200, k = 50: a step of the direct walk does some 3 k d² + 4 d² log n = 8 MFlop, 2,500 of them
 20 GFlop; the published walk has an eigendecomposition in every step, 25 d³ = 200 MFlop, so 25 times that.

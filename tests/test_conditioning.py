@@ -249,6 +249,7 @@ def test_draws_given_items_follow_the_law(name, sampler):
     assert chi_square_p_value(expected, draws) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
 @pytest.mark.parametrize(("name", "include"), [("ordinary", [3]), ("skew", [3]), ("ordinary", [1, 3, 6])])
 def test_draws_of_a_fixed_size_given_items_follow_the_law(name, include, sampler):

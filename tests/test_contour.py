@@ -110,6 +110,7 @@ def test_draws_of_limited_size_follow_the_law(low, high):
     assert chi_square_p_value(enumerated_law("ordinary", low, high), draws) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "k"),
     [

@@ -21,7 +21,15 @@ def run(name, *arguments):
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("name", ["basket_completion", "bayesian_kernel", "variable_selection", "subset_guide"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "basket_completion",
+        pytest.param("bayesian_kernel", marks=pytest.mark.slow),
+        pytest.param("variable_selection", marks=pytest.mark.slow),
+        "subset_guide",
+    ],
+)
 def test_example_runs(name, tmp_path, capsys):
     figure = tmp_path / "figure.png"
     run(name, "--quick", "--figure", figure)
@@ -86,6 +94,7 @@ def test_learning_benchmarks(tmp_path, monkeypatch):
     assert sum(" GB | " in line for line in scaled) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_baskets_from_text(tmp_path, capsys):
     path, catalogue = tmp_path / "baskets.txt", tmp_path / "names.txt"
@@ -189,6 +198,7 @@ def test_bad_data_stops_the_example_at_once(tmp_path):
 # --- Chains and the paper's figures ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_chain_diagnostics(tmp_path):
     found = run("chain_diagnostics", "--quick", "--figures", tmp_path)

@@ -29,6 +29,7 @@ def simulate(n, d1, d2, num_baskets, seed=0):
     return law, law.sample(random.key(seed), (num_baskets,))
 
 
+@pytest.mark.slow
 def test_svi_recovers_the_inclusion_probabilities():
     truth, baskets = simulate(n=20, d1=3, d2=2, num_baskets=2000)
     guide = AutoDelta(model)

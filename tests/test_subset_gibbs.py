@@ -211,6 +211,7 @@ def test_posterior_with_a_latent_kernel_equals_enumeration(way, k):
     assert total_variation(masks, *exact_kernel_posterior(k)) < 0.06
 
 
+@pytest.mark.slow
 def test_fresh_exact_draws_and_the_multihot_view():
     features, y = regression_data()
 
@@ -222,6 +223,7 @@ def test_fresh_exact_draws_and_the_multihot_view():
     assert total_variation(mcmc.get_samples()["S"], *exact_regression_posterior(3)) < 0.06
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")  # NumPyro's, for extra fields under vmap
 def test_two_subset_sites_and_the_acceptance_rate():
     """Two sites in one block: each has its own posterior. The acceptance rate comes as an extra field."""

@@ -265,6 +265,7 @@ def test_draws_of_the_smallest_and_largest_size(name, k):
     check_draws(name, TRUE_RANK[name] if k == "rank" else k, 5_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "k"), [("near skew", 3), ("near skew", 5), ("skew pairs and V", 5)])
 def test_float32_draws_of_nearly_singular_kernels(name, k):
     check_draws(name, k, 10_000, np.float32)
