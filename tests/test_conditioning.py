@@ -259,6 +259,7 @@ def test_draws_of_a_fixed_size_given_items_follow_the_law(name, include, sampler
     assert chi_square_p_value(conditional(name, include, [5], 4, 4), draws) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
 def test_draws_of_a_padded_batch_follow_the_law(sampler):
     sets = [[], [1, 4]]

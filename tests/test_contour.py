@@ -104,6 +104,7 @@ def test_draws_follow_the_law(name):
     assert chi_square_p_value(enumerated_law(name), draws) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("low", "high"), [(1, 8), (2, 4), (0, 3), (7, 8)])
 def test_draws_of_limited_size_follow_the_law(low, high):
     draws = np.asarray(draw_masks(factored("ordinary", min_size=low, max_size=high), jax.random.key(3)))

@@ -72,12 +72,14 @@ def test_even_sizes_of_skew_kernels(name):
     assert chi_square_p_value(enumerated_law(name, 4, 4), draws) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("low", "high"), [(1, 8), (2, 4), (7, 8)])
 def test_draws_of_limited_size_follow_the_law(low, high):
     draws = np.asarray(draw_masks(factored("ordinary", min_size=low, max_size=high), jax.random.key(3)))
     assert chi_square_p_value(enumerated_law("ordinary", low, high), draws) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "k"), [("ordinary", None), ("symmetric", 4), ("cond(C) 1e6", 3)])
 def test_float32_draws_follow_the_law(name, k):
     draws = np.asarray(draw_masks(factored(name, k, np.float32), jax.random.key(4)))

@@ -259,6 +259,7 @@ def test_draws_of_one_size(name):
     check_draws(name, 4 if "pairs" in name or name == "skew" else 3, 10_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ordinary", "skew"])
 @pytest.mark.parametrize("k", [2, "rank"])
 def test_draws_of_the_smallest_and_largest_size(name, k):
