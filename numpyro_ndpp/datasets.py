@@ -202,34 +202,34 @@ def _from_npz(path: Path) -> tuple[list[tuple[int, list[int]]], list[str]]:
 
 
 def _from_text(path: Path, catalogue: Sequence[str] | None) -> tuple[list[tuple[int, list[int]]], list[str]]:
-    numbers = None if catalogue is None else {name: number for number, name in enumerate(catalogue)}
-    if numbers is not None and len(numbers) < len(catalogue or ()):
-        repeated = next(name for number, name in enumerate(catalogue or ()) if numbers[name] != number)
-        raise ValueError(f"catalogue: {repeated!r} is there more than once")
+    numbers: dict[str, int] = {}
+    for number, name in enumerate(catalogue or ()):
+        if name in numbers:
+            raise ValueError(f"catalogue: {name!r} is there more than once")
+        numbers[name] = number
     baskets = []
     for place, line in _lines(path, progress_bar=False):
         basket, line = set(), line.strip()
         if "\r" in line:
             raise ValueError(f"{path}, line {place}: lines must end with a line feed, not with a carriage return alone")
-        if numbers is not None and line in numbers:
+        words = line.removesuffix(",").split(",") if "," in line else line.split()
+        if line in numbers:
             words = [line]  # a name may have blanks
-        else:
-            words = line.removesuffix(",").split(",") if "," in line else line.split()
         for word in map(str.strip, words):
-            if numbers is not None:
+            if catalogue is not None:
                 if word not in numbers:
                     raise ValueError(f"{path}, line {place}: {word!r} is not in the catalogue")
                 basket.add(numbers[word])
-            elif word.isdecimal() and int(word) < _MOST_ITEMS:
-                basket.add(int(word))
-            elif word.isdecimal():
+            elif not word.isdecimal():
+                raise ValueError(
+                    f"{path}, line {place}: {word!r} is no item number; names need a catalogue of all items"
+                )
+            elif int(word) >= _MOST_ITEMS:
                 raise ValueError(
                     f"{path}, line {place}: {word} is too large for an item number; codes need a catalogue of all items"
                 )
             else:
-                raise ValueError(
-                    f"{path}, line {place}: {word!r} is no item number; names need a catalogue of all items"
-                )
+                basket.add(int(word))
         baskets.append((place, sorted(basket)))
     if catalogue is not None:
         return baskets, list(catalogue)

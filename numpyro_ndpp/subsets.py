@@ -162,16 +162,13 @@ def check_items(name: str, items: ArrayLike, num_items: int) -> Array:
     if given.ndim == 0:
         raise ValueError(f"{name} must have one dimension at least: the items of a set, got {items!r}")
     if not_jax_tracer(given):
-        values = np.asarray(given)  # before 32 bits make another item of one that is out of range
+        values = np.sort(np.asarray(given), axis=-1)  # before 32 bits make another item of one that is out of range
         bad = (values < 0) | (values > num_items)
         if bad.any():
             raise ValueError(
                 f"{name} has item {values[bad][0]}; items must be 0 to {num_items - 1} ({num_items} is padding)"
             )
-    array = jnp.sort(jnp.asarray(given).astype(jnp.int32), axis=-1)
-    if not_jax_tracer(array):
-        values = np.asarray(array)
         repeated = (values[..., 1:] == values[..., :-1]) & (values[..., 1:] < num_items)
         if repeated.any():
             raise ValueError(f"{name} has item {values[..., 1:][repeated][0]} more than once")
-    return array
+    return jnp.sort(jnp.asarray(given).astype(jnp.int32), axis=-1)
