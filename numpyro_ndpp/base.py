@@ -28,15 +28,12 @@ from numpyro.util import not_jax_tracer
 from numpyro_ndpp import polynomials
 from numpyro_ndpp.constraints import positive_semidefinite_part, subset
 from numpyro_ndpp.greedy import exchange, greedy_given, greedy_map
-from numpyro_ndpp.kernel import OwnForms, Pinned, gram, log_minors, log_next_minors, marginal_matrix, quadratic_forms
+from numpyro_ndpp.kernel import Pinned, gram, log_minors, log_next_minors, marginal_matrix, quadratic_forms
 from numpyro_ndpp.subsets import check_items, items_of_mask, to_multihot
 
 __all__ = ["Conditioned", "Multihot", "Shape", "SubsetDistribution"]
 
 Shape = tuple[int, ...]
-
-# So many numbers at a time where something is computed for every item beside every one of many subsets.
-_ITEM_CHUNK = 2**22
 
 
 def static_int(name: str, value: Any, low: int, high: int, meaning: str) -> int:
@@ -80,6 +77,29 @@ def _sample_kernels(sampler: Any, states: Any, keys: Array) -> Array:
         return jax.vmap(sampler.sample)(states, keys)
     # A sampler has as many draws of one kernel at a time as memory allows.
     return lax.map(lambda kernel: sampler.sample(*kernel), (states, keys))
+
+
+def _log_sum(W: Array, C: Array, pinned: Pinned, sizes: tuple[int, int], rank: int, num_certain: int) -> Array:
+    """log Σ det L_S over the subsets of an allowed size that hold the pinned items.
+
+    :param sizes: the smallest and the largest size.
+    :param num_certain: how many of the pinned items are known to be there, and not padding.
+    """
+    (low, high), num_rows = sizes, len(pinned.rows)
+    if num_rows == 0:
+        return polynomials.log_sum_esp(W, C, low, high, rank)
+    if num_certain >= low and high == rank:
+        return polynomials.log_sum_esp(W, C, 0, rank, rank) + pinned.log_prob(marginal_matrix(W, C))
+    fixed = low == high and num_certain == num_rows <= high
+    return polynomials.log_sum_esp_given(W, C, pinned, low, high, rank, fixed)
+
+
+@partial(jax.jit, static_argnames=("sizes", "rank", "num_certain"))
+def _log_sums(
+    X: Array, W: Array, C: Array, subsets: Array, *, sizes: tuple[int, int], rank: int, num_certain: int
+) -> Array:
+    """The same with each of the subsets (s, m) pinned."""
+    return lax.map(lambda items: _log_sum(W, C, Pinned.of(X, items), sizes, rank, num_certain), subsets)
 
 
 class SubsetDistribution(Distribution):
@@ -256,27 +276,13 @@ class SubsetDistribution(Distribution):
     def _gram(self) -> Array:
         return jnp.vectorize(gram, signature="(n,d)->(d,d)")(self.X)
 
-    def _log_sum(self, W: Array, C: Array, pinned: Pinned, num_certain: int) -> Array:
-        """log Σ det L_S over the subsets of an allowed size that hold the pinned items.
-
-        :param num_certain: how many of the pinned items are known to be there, and not padding.
-        """
-        (low, high), rank = self._whole_sizes, min(self.num_items, self.rank)
-        num_rows = len(pinned.rows)
-        if num_rows == 0:
-            return polynomials.log_sum_esp(W, C, low, high, rank)
-        if num_certain >= low and high == rank:
-            return polynomials.log_sum_esp(W, C, 0, rank, rank) + pinned.log_prob(marginal_matrix(W, C))
-        fixed = low == high and num_certain == num_rows <= high
-        return polynomials.log_sum_esp_given(W, C, pinned, low, high, rank, fixed)
-
     @property
     def _num_certain(self) -> int:
         """How many of the pinned items are known to be no padding."""
         return 0
 
     def _log_normalizer(self, W: Array, C: Array, pinned: Pinned) -> Array:
-        return self._log_sum(W, C, pinned, self._num_certain)
+        return _log_sum(W, C, pinned, self._whole_sizes, min(self.num_items, self.rank), self._num_certain)
 
     @lazy_property
     def log_normalizer(self) -> Array:
@@ -332,15 +338,9 @@ class SubsetDistribution(Distribution):
             log_joint = self._log_minors(self.X, Z, together)
         else:
             pinned = self.log_normalizer
-
-            def of_kernel(X: Array, W: Array, C: Array, subsets: Array) -> Array:
-                def log_sum(subset: Array) -> Array:
-                    return self._log_sum(W, C, Pinned.of(X, subset), self._num_certain + certain)
-
-                return lax.map(log_sum, subsets)
-
+            log_sums = partial(_log_sums, sizes=(low, high), rank=rank, num_certain=self._num_certain + certain)
             signature = "(n,d),(d,e),(d,f),(s,m)->(s)"
-            log_joint = self._of_subsets(of_kernel, signature, together, self.X, self.W, self._gram)
+            log_joint = self._of_subsets(log_sums, signature, together, self.X, self.W, self._gram)
         possible = proper & (log_joint > -jnp.inf) & (pinned > -jnp.inf)
         log_prob = jnp.where(possible, log_joint, 0.0) - jnp.where(possible, pinned, 0.0)
         return jnp.where(possible, jnp.minimum(log_prob, 0.0), -jnp.inf)
@@ -366,13 +366,7 @@ class SubsetDistribution(Distribution):
         """
         items, proper = self._items(items)
         together = self._with_pinned(items)
-        chunk = max(1, _ITEM_CHUNK // (self.num_items * max(together.shape[-1], 1)))
-
-        def of_kernel(X: Array, W: Array, subsets: Array) -> Array:
-            own = OwnForms.of(X, W)
-            return lax.map(partial(log_next_minors, X, W, own), subsets, batch_size=min(chunk, len(subsets)))
-
-        log_weights = self._of_subsets(of_kernel, "(n,d),(d,e),(s,m)->(s,n)", together, self.X, self.W)
+        log_weights = self._of_subsets(log_next_minors, "(n,d),(d,e),(s,m)->(s,n)", together, self.X, self.W)
         room = jnp.sum(together < self.num_items, axis=-1) < self._whole_sizes[1]
         possible = (log_weights > -jnp.inf) & (room & proper)[..., None]
         any_possible = jnp.any(possible, axis=-1, keepdims=True)

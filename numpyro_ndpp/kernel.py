@@ -31,6 +31,8 @@ _NUM_GROUPS_ELSEWHERE = 8
 _SMALLEST_GROUP = {"cpu": 8}
 _SMALLEST_GROUP_ELSEWHERE = 512
 _SMALLEST_WIDTH = 6
+# So many numbers at a time where something is computed for every item beside every one of many subsets.
+_ITEM_CHUNK = 2**22
 # The inverses are kept for the backward pass if all of them together are no larger than this, else computed again.
 _INVERSE_BYTES = 64 * 2**20
 # Features of the phantom items. Large ones keep a singular L_A farthest from trouble, small ones disturb a regular one
@@ -138,8 +140,16 @@ class _Minor(NamedTuple):
         return cls(scaled, matmul(W, rows.T) * scale, images.T * scale, present)
 
 
+@jax.jit
+def log_next_minors(X: Array, W: Array, subsets: Array) -> Array:
+    """log det L_{S∪a} for each of the subsets S (s, m) and every item a, (s, n), up to a constant for each subset."""
+    own = OwnForms.of(X, W)
+    chunk = max(1, _ITEM_CHUNK // (len(X) * max(subsets.shape[1], 1)))
+    return lax.map(partial(_log_next_minors, X, W, own), subsets, batch_size=min(chunk, len(subsets)))
+
+
 @jax.custom_jvp
-def log_next_minors(X: Array, W: Array, own: OwnForms, subset: Array) -> Array:
+def _log_next_minors(X: Array, W: Array, own: OwnForms, subset: Array) -> Array:
     r"""log det L_{S∪a} for every item a (n,), up to a constant; -inf for members and where it is zero to rounding.
 
     :param subset: items (m,), padded with n.
@@ -173,10 +183,10 @@ def log_next_minors(X: Array, W: Array, own: OwnForms, subset: Array) -> Array:
     return jnp.where(positive, jnp.log(jnp.where(positive, values, 1.0)), -jnp.inf)
 
 
-@log_next_minors.defjvp
+@_log_next_minors.defjvp
 def _log_next_minors_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
     # Singular values have no derivative where they meet, so that comes from another formula for the same.
-    log_values = log_next_minors(*primals)
+    log_values = _log_next_minors(*primals)
     subset = primals[3]
 
     def slope(X: Array, W: Array, own: Array) -> Array:

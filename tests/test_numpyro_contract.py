@@ -78,6 +78,8 @@ def test_nothing_is_compiled_on_a_second_call(name):
         law.log_prob(BASKETS)
         law.inclusion_probs()
         law.size_log_prob()
+        law.marginal_log_prob(BASKETS[:, :2])
+        law.next_item_log_prob(BASKETS[:, :1])
         law.sample(key, (2,))
 
     keys = random.split(random.key(0), 2)
