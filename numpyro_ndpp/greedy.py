@@ -106,10 +106,10 @@ def _greedy_run(
     required = _is_member(pinned, n)
 
     def step(run: _Run) -> _Run:
-        # Up to the smallest size any positive determinant will do, from there on it has to grow.
-        threshold = jnp.where(run.size < min_size, 0.0, 1.0).astype(X.dtype)
         member = _is_member(run.subset, n)
         missing = required & ~member
+        # For what is pinned and up to the smallest size any positive determinant will do, then it has to grow.
+        threshold = jnp.where((run.size < min_size) | jnp.any(missing), 0.0, 1.0).astype(X.dtype)
         allowed = missing | ~jnp.any(missing)
         positive = (run.gains > _ROUNDING_UNITS * eps * run.scale) & ~member & allowed
         gains = jnp.where(positive, run.gains, -jnp.inf)

@@ -298,6 +298,13 @@ def test_a_pinned_item_may_be_poor_or_like_another():
         assert law.log_prob(law.mode) > -jnp.inf
 
 
+def test_mode_beside_a_poor_pinned_item():
+    """The pinned item lowers the determinant, but it has no choice; the others raise it, and join."""
+    V = np.diag([0.5, 1.5, 0.9, 1.2])
+    law = NDPP(V, np.zeros((4, 1)), np.zeros((1, 1))).condition([0])
+    np.testing.assert_array_equal(law.mode, [1, 3, 4])
+
+
 def test_the_smallest_number_of_others_of_a_skew_kernel():
     law = KNDPP(*PARTS["skew"], k=2, sampler=Cholesky()).condition([3])
     draws = np.asarray(draw_masks(law, jax.random.key(4)))
