@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from numpyro_ndpp import KNDPP, NDPP
+from numpyro_ndpp import KNDPP, NDPP, Cholesky
 
 
 def temporary_bytes(function, *shapes):
@@ -38,3 +38,13 @@ def test_inclusion_probs_of_a_million_items(k):
 
     used = temporary_bytes(inclusion, *parts(n, d // 2, d // 2, jnp.float32))
     assert used < 4 * (n * d * 4)
+
+
+def test_many_draws_item_by_item():
+    """5,000 draws at n = 20,000 in float32: 3 GB of uniform numbers if they were made side by side."""
+    n, d = 20_000, 5
+
+    def draws(V, B, D, key):
+        return NDPP(V, B, D, sampler=Cholesky(), validate_args=False).sample(jax.random.wrap_key_data(key), (5000,))
+
+    assert temporary_bytes(draws, *parts(n, d, 2, jnp.float32), ((2,), jnp.uint32)) < 1.2e9

@@ -25,10 +25,12 @@ from jax import Array, lax, random
 from numpyro_ndpp.kernel import Pinned, gram, marginal_given, marginal_matrix
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.polynomials import log_scales_of_mean_size, log_weights_of_sizes
-from numpyro_ndpp.samplers.batching import pinned_items
+from numpyro_ndpp.samplers.batching import in_chunks, pinned_items
 
 # One sweep in 2.5 standard deviations of the size has the right size: so many failures never happen by chance.
 _MAX_SWEEPS = 10_000
+# What the draws side by side may take. They go through the items together, so that more of them cost little more.
+_SIDE_BY_SIDE_BYTES = 2**30
 
 
 @partial(
@@ -162,4 +164,6 @@ class Cholesky:
 
 @partial(jax.jit, static_argnums=0)
 def _draws(sampler: Cholesky, state: CholeskyState, keys: Array) -> Array:
-    return jax.vmap(partial(sampler.draw, state))(keys)
+    n, d = state.X.shape
+    bytes_per_draw = state.X.dtype.itemsize * 8 * (n + d * d)
+    return in_chunks(partial(sampler.draw, state), max(1, _SIDE_BY_SIDE_BYTES // bytes_per_draw), keys)
