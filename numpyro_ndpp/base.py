@@ -47,13 +47,22 @@ def static_int(name: str, value: Any, low: int, high: int, meaning: str) -> int:
     return number
 
 
+def check_sampler(sampler: Any) -> Any:
+    """``sampler``, or a ValueError if it is none, such as a class that was not called."""
+    if isinstance(sampler, type) or not (hasattr(sampler, "prepare") and hasattr(sampler, "sample")):
+        raise ValueError(f"sampler must be a sampler such as UpDown() or Contour(), got {sampler!r}")
+    return sampler
+
+
 def floating(*arrays: ArrayLike) -> tuple[Array, ...]:
     """The arrays in one floating type. Concrete ones stay concrete inside jit, so that they can be validated there."""
     with jax.ensure_compile_time_eval():
         converted = [jnp.asarray(array) for array in arrays]
         dtype = jnp.result_type(*converted)
-        if not jnp.issubdtype(dtype, jnp.floating):
-            dtype = jnp.result_type(float)
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            raise ValueError(f"the kernel's parameters must be real, got {dtype}")
+        # Determinants come in no type of less than 32 bits.
+        dtype = jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else jnp.result_type(float)
         return tuple(array.astype(dtype) for array in converted)
 
 
@@ -163,6 +172,8 @@ class SubsetDistribution(Distribution):
 
         :raises ValueError: outside jit, for a draw that cannot be made.
         """
+        if not hasattr(key, "dtype"):
+            raise ValueError(f"key must be a JAX random key, got {key!r}")
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
             key = random.wrap_key_data(key)
         num_draws, num_kernels = math.prod(sample_shape), math.prod(self.batch_shape)
@@ -201,13 +212,17 @@ class SubsetDistribution(Distribution):
             raise TypeError(f"value must hold integer item numbers, got {value.dtype}; for 0/1 vectors use multihot()")
         if value.ndim == 0:
             raise ValueError("value must have one dimension at least: the items of a subset")
+        if value.dtype.itemsize < 4:
+            value = value.astype(jnp.int32)  # the number of items may be more than the type can hold
         inside = self._inside(value)
         # No subset in the support is larger than max_size, so the columns beyond that are padding.
         subsets = jnp.where(inside[..., None], value, self.num_items)[..., : self.max_size].astype(jnp.int32)
         log_minor = self._log_minors(self.X, self._inner_block, self._with_pinned(subsets))
         log_normalizer = self.log_normalizer
         possible = inside & (log_minor > -jnp.inf) & (log_normalizer != -jnp.inf)
-        return jnp.where(possible, log_minor - jnp.where(possible, log_normalizer, 0.0), -jnp.inf)
+        log_prob = jnp.where(possible, log_minor - jnp.where(possible, log_normalizer, 0.0), -jnp.inf)
+        # Of a kernel that is not a number no subset is possible, nor impossible.
+        return jnp.where(jnp.isnan(log_normalizer), jnp.nan, log_prob)
 
     def _of_subsets(self, function: Callable[..., Array], signature: str, subsets: Array, *kernels: Array) -> Array:
         """``function(*kernel, subsets (s, m)) -> (s, ...)``: subsets (..., m), broadcast with the batch of kernels."""
@@ -310,7 +325,8 @@ class SubsetDistribution(Distribution):
             log_sum, slope = jax.value_and_grad(self._log_normalizer, argnums=1)(W, C, Pinned.of(X, pinned))
             probs = quadratic_forms(X, slope)
             # Beside items that are never there together nothing is.
-            return jnp.where(jnp.isfinite(log_sum), probs, 0.0).at[pinned].set(0.0, mode="drop")
+            probs = jnp.where(log_sum == -jnp.inf, 0.0, jnp.where(jnp.isnan(log_sum), jnp.nan, probs))
+            return probs.at[pinned].set(0.0, mode="drop")
 
         return self._per_kernel(of_kernel, "(n)")
 
@@ -498,7 +514,8 @@ class SubsetDistribution(Distribution):
 
         :param expected_size: a number between the smallest and the largest size, both exclusive; may be an array of
             the batch's shape, may be traced.
-        :raises ValueError: outside jit, for a mean size that no scale reaches.
+        :raises ValueError: outside jit, for a mean size out of these limits, and, unless validation is switched off,
+            for one that no scale reaches.
 
         Differentiable in the parameters and in ``expected_size``.
         """
@@ -650,7 +667,7 @@ class Multihot(Distribution):
     def variance(self) -> Array:
         """p (1 - p) of the inclusion probabilities p."""
         p = self.mean
-        return p * (1 - p)
+        return jnp.maximum(p * (1 - p), 0.0)  # p may be above 1 by a rounding
 
     @property
     def mode(self) -> Array:

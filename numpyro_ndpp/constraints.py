@@ -30,6 +30,8 @@ class _Subset(Constraint):
     def __call__(self, x: Any) -> ArrayLike:
         xp = _namespace(x)
         x = xp.asarray(x)
+        if jnp.issubdtype(x.dtype, jnp.integer) and x.dtype.itemsize < 4:
+            x = x.astype(xp.int32)  # JAX would write num_items in a type that may be too narrow for it
         in_range = ((x >= 0) & (x <= self.num_items)).all(axis=-1)
         before, after = x[..., :-1], x[..., 1:]
         increasing = ((before < after) | (after == self.num_items)).all(axis=-1)

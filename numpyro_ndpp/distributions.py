@@ -14,7 +14,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.batch_util import vmap_over
 from numpyro.distributions.util import lazy_property
 
-from numpyro_ndpp.base import Shape, SubsetDistribution, floating, static_int, vmap_over_parameters
+from numpyro_ndpp.base import Shape, SubsetDistribution, check_sampler, floating, static_int, vmap_over_parameters
 from numpyro_ndpp.constraints import positive_semidefinite_part
 from numpyro_ndpp.kernel import inner_matrix
 from numpyro_ndpp.samplers import UpDown
@@ -173,7 +173,7 @@ class NDPP(_Parts):
         shapes = self.V.shape, self.B.shape, self.D.shape
         _, n, d = _shapes_of_parts(*shapes)
         self.min_size, self.max_size = _size_limits(min_size, max_size, n, d)
-        self.sampler = sampler
+        self.sampler = check_sampler(sampler)
         batch_shape, event_shape = self.infer_shapes(*shapes, max_size=self.max_size)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
 
@@ -216,7 +216,7 @@ class FactorNDPP(_Factors):
         self.X, self.W = floating(X, W)
         _, n, d = _shapes_of_factors(self.X.shape, self.W.shape)
         self.min_size, self.max_size = _size_limits(min_size, max_size, n, d)
-        self.sampler = sampler
+        self.sampler = check_sampler(sampler)
         batch_shape, event_shape = self.infer_shapes(self.X.shape, self.W.shape, max_size=self.max_size)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
 
@@ -267,7 +267,7 @@ class KNDPP(_FixedSize, _Parts):
         shapes = self.V.shape, self.B.shape, self.D.shape
         _, n, d = _shapes_of_parts(*shapes)
         self.k = self.min_size = self.max_size = _fixed_size(k, n, d)
-        self.sampler = sampler
+        self.sampler = check_sampler(sampler)
         batch_shape, event_shape = self.infer_shapes(*shapes, self.k)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
 
@@ -298,7 +298,7 @@ class FactorKNDPP(_FixedSize, _Factors):
         self.X, self.W = floating(X, W)
         _, n, d = _shapes_of_factors(self.X.shape, self.W.shape)
         self.k = self.min_size = self.max_size = _fixed_size(k, n, d)
-        self.sampler = sampler
+        self.sampler = check_sampler(sampler)
         batch_shape, event_shape = self.infer_shapes(self.X.shape, self.W.shape, self.k)
         super().__init__(batch_shape, event_shape, validate_args=validate_args)
 

@@ -161,7 +161,7 @@ def pair_correlations(dist: SubsetDistribution, items: ArrayLike) -> np.ndarray:
     first, second = np.triu_indices(len(items), 1)
     pairs = np.sort(np.stack([items[first], items[second]], axis=1), axis=1).astype(np.int32)
     both = np.exp(np.asarray(dist.marginal_log_prob(jnp.asarray(pairs)), np.float64))
-    scale = np.sqrt(p * (1 - p))
+    scale = np.sqrt(np.maximum(p * (1 - p), 0.0))  # p may be above 1 by a rounding
     product = scale[first] * scale[second]
     varies = product > 1e-9
     matrix = np.zeros((len(items), len(items)))

@@ -227,7 +227,8 @@ def _log_circle_sum(
     total = jnp.sum(magnitude * jnp.real(sign * power))
     positive = total > nodes * d * eps * jnp.sum(magnitude * jnp.abs(power))
     log_sum = shift_abs + shift_power + jnp.log(jnp.where(positive, total, 1.0)) - math.log(nodes / 2)
-    return jnp.where(possible & positive, log_sum + poly.log_factor, -jnp.inf)
+    log_sum = jnp.where(possible & positive, log_sum + poly.log_factor, -jnp.inf)
+    return jnp.where(jnp.isnan(norm), jnp.nan, log_sum)  # of what is not a number, nothing is zero to rounding
 
 
 @partial(jax.jit, static_argnames=("low", "high", "rank"))

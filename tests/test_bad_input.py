@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_ndpp import KNDPP, NDPP
+from numpyro_ndpp import KNDPP, NDPP, UpDown
 
 V, B, D = np.ones((5, 2)), np.ones((5, 3)), np.ones((3, 3))
 RNG = np.random.default_rng(0)
@@ -129,3 +129,41 @@ def test_greedy_size_that_is_not_allowed():
         NDPP(*GOOD).greedy(5)
     with pytest.raises(ValueError, match="num_exchanges must be"):
         NDPP(*GOOD).greedy(2, num_exchanges=-1)
+
+
+@pytest.mark.parametrize("sampler", [UpDown, "contour", None])
+def test_sampler_that_is_none(sampler):
+    for make in (NDPP, lambda *parts, **settings: KNDPP(*parts, 2, **settings)):
+        with pytest.raises(ValueError, match=r"sampler must be a sampler such as UpDown\(\)"):
+            make(*GOOD, sampler=sampler)
+
+
+def test_key_that_is_none():
+    with pytest.raises(ValueError, match="key must be a JAX random key, got 0"):
+        NDPP(*GOOD).sample(0)
+
+
+def test_complex_parameters():
+    with pytest.raises(ValueError, match="must be real, got complex128"):
+        NDPP(GOOD[0] * (1 + 1j), *GOOD[1:])
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_parameters_of_16_bits_count_as_32(dtype):
+    narrow = [jnp.asarray(part, dtype) for part in GOOD]
+    value = NDPP(*narrow).log_prob(jnp.array([0, 2]))
+    assert value.dtype == jnp.float32
+    np.testing.assert_allclose(value, NDPP(*(part.astype(jnp.float32) for part in narrow)).log_prob(jnp.array([0, 2])))
+
+
+@pytest.mark.parametrize("k", [None, 2])
+def test_parameters_that_are_not_numbers_give_none_under_jit(k):
+    def numbers(V, B, D):
+        law = NDPP(V, B, D) if k is None else KNDPP(V, B, D, k)
+        return law.log_prob(jnp.array([0, 1])), law.inclusion_probs()
+
+    for which in range(3):
+        parts = [jnp.full_like(part, jnp.nan) if i == which else jnp.asarray(part) for i, part in enumerate(GOOD)]
+        log_prob, probs = jax.jit(numbers)(*parts)
+        assert np.isnan(log_prob)
+        assert np.isnan(probs).all()

@@ -218,3 +218,23 @@ def test_float32_agrees_with_float64():
         probs = np.exp(np.asarray(log_prob(single, values), np.float64))
         np.testing.assert_allclose(probs, np.exp(log_prob(law_of(name), values)), atol=1e-5)
         np.testing.assert_allclose(single.inclusion_probs(), law_of(name).inclusion_probs(), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16])
+def test_values_in_types_too_narrow_for_the_number_of_items(dtype):
+    """JAX writes a number that is compared with an array in the array's type: 300 would be 44."""
+    rng, n = np.random.default_rng(0), 40_000 if dtype == np.int16 else 300
+    parts = rng.normal(size=(n, 3)), rng.normal(size=(n, 2)), rng.normal(size=(2, 2))
+    for law in (KNDPP(*parts, 1), KNDPP(*parts, 2), NDPP(*parts)):
+        for items in ([3, 44], [3, 100]):
+            value = jnp.array(items, dtype)
+            assert law.support(value) == law.support(jnp.array(items))
+            unchecked = type(law)(*parts, **({"k": law.k} if isinstance(law, KNDPP) else {}), validate_args=False)
+            np.testing.assert_array_equal(unchecked.log_prob(value), unchecked.log_prob(jnp.array(items)))
+
+
+def test_variance_is_not_negative_where_an_item_is_certain():
+    parts = (jax.random.normal(jax.random.key(0), (6, 6), jnp.float32), jnp.zeros((6, 1)), jnp.zeros((1, 1)))
+    law = KNDPP(*(jnp.asarray(part, jnp.float32) for part in parts), 6)
+    assert (law.inclusion_probs() > 1).any()  # by a rounding
+    assert (law.multihot().variance >= 0).all()
