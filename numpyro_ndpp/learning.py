@@ -80,7 +80,8 @@ class _Model(NamedTuple):
     prior: Callable[..., NDPP]
     start: Callable[[Array, int, tuple[int, int], float], dict[str, Array]]
     sites: tuple[str, ...]
-    strengths: tuple[str, ...]
+    strengths: dict[str, float]
+    """Those that it has, with values that do well."""
 
 
 _START_SKEW = 0.3
@@ -88,9 +89,11 @@ _START_SKEW = 0.3
 _SHORTEST_START = 0.5
 _LOC = "_loc"
 _MODELS = {
-    "ndpp": _Model(ndpp_prior, _start_ndpp, ("V_base", "B_base", "D"), ("alpha", "beta")),
-    "ondpp": _Model(ondpp_prior, _start_ondpp, ("V_raw", "B_raw", "sigma"), ("alpha", "beta", "gamma")),
-    "symmetric": _Model(symmetric_prior, _start_symmetric, ("V_base",), ("alpha",)),
+    "ndpp": _Model(ndpp_prior, _start_ndpp, ("V_base", "B_base", "D"), {"alpha": 50.0, "beta": 30.0}),
+    "ondpp": _Model(
+        ondpp_prior, _start_ondpp, ("V_raw", "B_raw", "sigma"), {"alpha": 50.0, "beta": 0.01, "gamma": 0.5}
+    ),
+    "symmetric": _Model(symmetric_prior, _start_symmetric, ("V_base",), {"alpha": 10.0}),
 }
 # Adam moves features that all have one scale, whatever the counts of their items.
 _ONE_SCALE = {"V": TransformReparam(), "B": TransformReparam()}
@@ -139,9 +142,9 @@ def fit(
     *,
     model: str = "ndpp",
     rank: int | tuple[int, int] = 100,
-    alpha: float = 50.0,
-    beta: float = 30.0,
-    gamma: float = 0.5,
+    alpha: float | None = None,
+    beta: float | None = None,
+    gamma: float | None = None,
     max_proposals: float | None = None,
     anchor: float = 1.0,
     batch_size: int = 500,
@@ -166,8 +169,9 @@ def fit(
     :param num_items: the number n of items.
     :param model: ``"ndpp"``, ``"ondpp"`` (orthogonal, for the rejection sampler) or ``"symmetric"`` (no B).
     :param rank: the columns of V and of B; one number stands for both.
-    :param alpha, beta, gamma: the strengths of the priors of V and B, and of ondpp's price of rejections. The defaults
-        are good ones for ``"ndpp"``; a symmetric kernel wants a smaller alpha (10), ondpp a beta near zero (0.01).
+    :param alpha, beta, gamma: the strengths of the priors of V and B, and of ondpp's price of rejections. None: what
+        does well for the model, an alpha of 50 and a beta of 30 for ``"ndpp"``, 50, 0.01 and a gamma of 0.5 for
+        ``"ondpp"``, an alpha of 10 for ``"symmetric"``.
     :param max_proposals: the expected number of proposals that a kernel of ondpp may need to count as the best; None:
         any, and the price of rejections is taken off its log-likelihood.
     :param anchor: how far from zero the prior of V is centred. At 1, and with many more columns than a basket has
@@ -204,23 +208,27 @@ def fit(
     num_items, batch_size, num_steps = _integers(num_items=num_items, batch_size=batch_size, num_steps=num_steps)
     evaluate_every, checkpoint_every = _integers(evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
     patience, seed = _integers(patience=patience, seed=seed)
-    alpha, beta, gamma = _floats(alpha=alpha, beta=beta, gamma=gamma)
+    given = {"alpha": alpha, "beta": beta, "gamma": gamma}
+    given = {name: strength for name, strength in given.items() if strength is not None}
+    strengths = kind.strengths | dict(zip(given, _floats(**given), strict=True))
     learning_rate, anchor = _floats(learning_rate=learning_rate, anchor=anchor)
     max_proposals = None if max_proposals is None else _floats(max_proposals=max_proposals)[0]
     ranks = _ranks(model, rank, num_items)
-    _check_positive(num_items=num_items, alpha=alpha, beta=beta, batch_size=batch_size, learning_rate=learning_rate)
+    _check_positive(**{name: strength for name, strength in strengths.items() if name != "gamma"})
+    _check_positive(num_items=num_items, batch_size=batch_size, learning_rate=learning_rate)
     _check_positive(num_steps=num_steps, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
     if max_proposals is not None and not max_proposals >= 1:
         raise ValueError(f"max_proposals must be one at least, got {max_proposals}")
+    gamma = strengths.get("gamma", 0.0)
     for name, value in (("gamma", gamma), ("anchor", anchor), ("patience", patience), ("seed", seed)):
         if not value >= 0:
             raise ValueError(f"{name} must not be negative, got {value}")
-    if checkpoint is not None and not os.access(Path(checkpoint).resolve().parent, os.W_OK):
-        raise ValueError(f"checkpoint: {Path(checkpoint).resolve().parent} is not a folder that can be written to")
+    folder = None if checkpoint is None else Path(checkpoint).resolve().parent
+    if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise ValueError(f"checkpoint: {folder} is not a folder that can be written to")
     # A skew matrix of odd size is singular.
     train, held_out = _split(baskets, num_items, ranks[0] + ranks[1] // 2 * 2, validation, seed)
-    given = {"alpha": alpha, "beta": beta, "gamma": gamma}
-    strengths = {name: given[name] for name in kind.strengths}
+    strengths = {name: strengths[name] for name in kind.strengths}
     settings = {"model": model, "rank": list(ranks), "num_items": num_items, **strengths, "batch_size": batch_size}
     settings |= {"num_steps": num_steps, "learning_rate": learning_rate, "evaluate_every": evaluate_every}
     settings |= {
@@ -248,7 +256,7 @@ def fit(
             start, number = time.perf_counter(), min(evaluate_every, num_steps - progress.step)
             state, loss = learner.advance(state, data, number)
             value, price = learner.judge(state, data, held_out)
-            if math.isnan(value):
+            if math.isnan(value) or math.isnan(price):
                 raise FloatingPointError(
                     f"the validation log-likelihood is not a number after {progress.step + number} steps; a lower "
                     f"learning_rate than {learning_rate} may help"

@@ -274,9 +274,19 @@ def test_hopeless_fit_says_so():
         learning._warn_of_failures(Fit(*kernel, history, {}), np.array([[1], [0]]))
 
 
-def test_diverging_fit_says_so(shop):
+@pytest.mark.parametrize("model", ["ndpp", "ondpp", "symmetric"])
+def test_diverging_fit_says_so(shop, model):
+    baskets = [basket for basket in shop.baskets if basket]  # the empty one has a probability whatever the features
     with pytest.raises(FloatingPointError, match="not a number after 10 steps; a lower learning_rate than 1e\\+30"):
-        fit(shop.baskets, 12, **SMALL | {"learning_rate": 1e30})
+        fit(baskets, 12, model=model, **SMALL | {"rank": (10, 4), "learning_rate": 1e30})
+
+
+def test_strengths_are_those_of_the_model(shop):
+    settings = [fit(shop.baskets, 12, model=model, **SMALL | {"num_steps": 1}).settings for model in ("ndpp", "ondpp")]
+    assert [each["alpha"] for each in settings] == [50.0, 50.0]
+    assert [each["beta"] for each in settings] == [30.0, 0.01]
+    assert "gamma" not in settings[0]
+    assert settings[1]["gamma"] == 0.5
 
 
 def test_limit_on_proposals(shop):
