@@ -46,6 +46,8 @@ __all__ = [
 _BAR_DELAY = 2.0  # seconds before a progress bar is shown
 # Item numbers have 32 bits, and one more stands for padding.
 _MOST_ITEMS = 2**31 - 1
+# Numbers without gaps are expected, as far as what is never bought has one too: not of so many items one alone.
+_SPARSEST, _FEW_ITEMS = 100, 10_000
 _LINES_PER_UPDATE = 2**14
 _ZIP = b"PK\x03\x04"  # how every npz file starts
 
@@ -203,7 +205,8 @@ def _from_npz(path: Path) -> tuple[list[tuple[int, list[int]]], list[str]]:
 
 def _from_text(path: Path, catalogue: Sequence[str] | None) -> tuple[list[tuple[int, list[int]]], list[str]]:
     numbers: dict[str, int] = {}
-    for number, name in enumerate(catalogue or ()):
+    names = None if catalogue is None else [str(name).strip() for name in catalogue]  # as the words of a line are
+    for number, name in enumerate(names or ()):
         if name in numbers:
             raise ValueError(f"catalogue: {name!r} is there more than once")
         numbers[name] = number
@@ -216,7 +219,7 @@ def _from_text(path: Path, catalogue: Sequence[str] | None) -> tuple[list[tuple[
         if line in numbers:
             words = [line]  # a name may have blanks
         for word in map(str.strip, words):
-            if catalogue is not None:
+            if names is not None:
                 if word not in numbers:
                     raise ValueError(f"{path}, line {place}: {word!r} is not in the catalogue")
                 basket.add(numbers[word])
@@ -231,9 +234,15 @@ def _from_text(path: Path, catalogue: Sequence[str] | None) -> tuple[list[tuple[
             else:
                 basket.add(int(word))
         baskets.append((place, sorted(basket)))
-    if catalogue is not None:
-        return baskets, list(catalogue)
-    num_items = 1 + max((item for _, basket in baskets for item in basket), default=-1)
+    if names is not None:
+        return baskets, names
+    items = set(itertools.chain.from_iterable(basket for _, basket in baskets))
+    num_items = 1 + max(items, default=-1)
+    if num_items > _SPARSEST * max(len(items), _FEW_ITEMS):
+        raise ValueError(
+            f"{path}: {len(items)} items have numbers up to {num_items - 1}, and there would be as many items; codes "
+            f"need a catalogue of all items"
+        )
     return baskets, [str(number) for number in range(num_items)]
 
 

@@ -265,3 +265,14 @@ def test_simulated_pairs_attract_and_repel():
 def test_bad_pairs(pairs):
     with pytest.raises(ValueError, match="must be pairs of different items from 0 to 11"):
         simulate_baskets(1, complements=pairs, substitutes=[])
+
+
+def test_text_with_codes_for_numbers(tmp_path):
+    path = tmp_path / "baskets.txt"
+    path.write_text("1 2\n2 9000000\n")
+    with pytest.raises(ValueError, match=r"3 items have numbers up to 9000000, .* codes need a catalogue"):
+        load_baskets(path)
+    catalogue = np.array(["1", "9000000 ", "2"])
+    data = load_baskets(path, catalogue=catalogue)
+    assert data.baskets == [[0, 2], [1, 2]]
+    assert data.items == ["1", "9000000", "2"]
