@@ -103,7 +103,9 @@ def main(arguments: list[str] | None = None) -> Fit:
     else:
         catalogue = options.catalogue.read_text().splitlines() if options.catalogue else None
         rank, strengths = options.rank or (100, 100), {}
-        lists, names, _ = load_baskets(options.data, catalogue=catalogue, max_size=sum(rank))
+        # Columns of B count in pairs, and a symmetric kernel has none.
+        largest = rank[0] if options.model == "symmetric" else rank[0] + rank[1] // 2 * 2
+        lists, names, _ = load_baskets(options.data, catalogue=catalogue, max_size=largest)
     n = len(names)
     order = np.random.default_rng(0).permutation(len(lists))
     cut = min(2000, max(1, len(lists) // 10))
@@ -117,8 +119,10 @@ def main(arguments: list[str] | None = None) -> Fit:
     law = result.distribution()
     counts = np.bincount(np.concatenate([np.asarray(basket, int) for basket in train]), minlength=n)
     print(f"mean log-likelihood of a new basket: {mean_log_likelihood(law, test)}")
-    print(f"mean percentile rank of a hidden item: {mean_percentile_rank(law, test)}")
-    print(f"the same by popularity alone: {mean_percentile_rank(counts, test)}")
+    if any(len(basket) > 1 for basket in test):
+        untied = counts + np.random.default_rng(0).random(n) / 2  # rare items have equal counts
+        print(f"mean percentile rank of a hidden item: {mean_percentile_rank(law, test)}")
+        print(f"the same by popularity alone: {mean_percentile_rank(untied, test)}")
     print(f"share of baskets likelier than a random set of their size: {subset_auc(law, test)}")
     pairs = strongest(law, counts, 3 if options.data is None else 10)
     for value, a, b in pairs:
