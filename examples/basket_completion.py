@@ -102,7 +102,8 @@ def complete(law: NDPP, basket: list[int], names: list[str], number: int = 3) ->
 
 def judge(law: NDPP, held_out: list[list[int]], share: np.ndarray) -> None:
     """Hide one item of every held-out basket and look for it."""
-    ours, popular = (mean_percentile_rank(each, held_out) for each in (law, share))
+    untied = share * (1 + 1e-6 * np.random.default_rng(0).random(len(share)))  # rare items have equal shares
+    ours, popular = (mean_percentile_rank(each, held_out) for each in (law, untied))
     number = sum(len(basket) > 1 for basket in held_out)
     print(f"\nMean percentile rank of a hidden item in {number} held-out baskets: {ours.value:.2f}")
     print(f"by popularity alone: {popular.value:.2f}")
@@ -162,7 +163,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{len(lists)} simulated baskets of {len(names)} items, for example:")
     else:
         (d1, d2), spread = options.rank or (60, 40), (0.1, 0.25)
-        catalogue = options.catalogue.read_text().splitlines() if options.catalogue else None
+        catalogue = options.catalogue.read_text("utf-8-sig").splitlines() if options.catalogue else None
         lists, names, _ = load_baskets(options.data, catalogue=catalogue, max_size=d1 + d2)
         known = None
         order = np.random.default_rng(0).permutation(len(lists))

@@ -101,7 +101,7 @@ def main(arguments: list[str] | None = None) -> Fit:
         lists, names, rank = shop.baskets, shop.items, options.rank or (12, 6)
         strengths = {"alpha": 1.0, "beta": 1.0}
     else:
-        catalogue = options.catalogue.read_text().splitlines() if options.catalogue else None
+        catalogue = options.catalogue.read_text("utf-8-sig").splitlines() if options.catalogue else None
         rank, strengths = options.rank or (100, 100), {}
         # Columns of B count in pairs, and a symmetric kernel has none.
         largest = rank[0] if options.model == "symmetric" else rank[0] + rank[1] // 2 * 2
