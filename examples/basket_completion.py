@@ -100,9 +100,9 @@ def complete(law: NDPP, basket: list[int], names: list[str], number: int = 3) ->
     print(f"  {', '.join(names[item] for item in basket)} -> {best}")
 
 
-def judge(law: NDPP, held_out: list[list[int]], share: np.ndarray) -> None:
+def judge(law: NDPP, held_out: list[list[int]], share: np.ndarray, num_baskets: int) -> None:
     """Hide one item of every held-out basket and look for it."""
-    untied = share * (1 + 1e-6 * np.random.default_rng(0).random(len(share)))  # rare items have equal shares
+    untied = share + np.random.default_rng(0).random(len(share)) / (2 * num_baskets)  # rare items have equal shares
     ours, popular = (mean_percentile_rank(each, held_out) for each in (law, untied))
     number = sum(len(basket) > 1 for basket in held_out)
     print(f"\nMean percentile rank of a hidden item in {number} held-out baskets: {ours.value:.2f}")
@@ -164,7 +164,8 @@ def main(arguments: list[str] | None = None) -> None:
     else:
         (d1, d2), spread = options.rank or (60, 40), (0.1, 0.25)
         catalogue = options.catalogue.read_text("utf-8-sig").splitlines() if options.catalogue else None
-        lists, names, _ = load_baskets(options.data, catalogue=catalogue, max_size=d1 + d2)
+        largest = d1 + d2 // 2 * 2  # columns of B count in pairs
+        lists, names, _ = load_baskets(options.data, catalogue=catalogue, max_size=largest)
         known = None
         order = np.random.default_rng(0).permutation(len(lists))
         cut = min(NUM_HELD_OUT, len(lists) // 4)
@@ -193,7 +194,7 @@ def main(arguments: list[str] | None = None) -> None:
     for basket in examples:
         complete(law, basket, names)
     if held_out:
-        judge(law, held_out, share)
+        judge(law, held_out, share, len(lists))
 
     predicted = jax.jit(partial(NDPP.sample, sample_shape=(100 if options.quick else 1000,)))(law, random.key(2))
     draw_figure(options.figure, baskets, predicted, names, pairs)

@@ -212,8 +212,7 @@ class SubsetDistribution(Distribution):
             raise TypeError(f"value must hold integer item numbers, got {value.dtype}; for 0/1 vectors use multihot()")
         if value.ndim == 0:
             raise ValueError("value must have one dimension at least: the items of a subset")
-        if value.dtype.itemsize < 4:
-            value = value.astype(jnp.int32)  # the number of items may be more than the type can hold
+        value = value.astype(jnp.promote_types(value.dtype, jnp.int32))  # may be too narrow for the number of items
         inside = self._inside(value)
         # No subset in the support is larger than max_size, so the columns beyond that are padding.
         subsets = jnp.where(inside[..., None], value, self.num_items)[..., : self.max_size].astype(jnp.int32)
@@ -654,7 +653,7 @@ class Multihot(Distribution):
         n = self.base_dist.num_items
         if value.shape[-1:] != (n,):
             raise ValueError(f"value must have one entry for each of the {n} items, got shape {value.shape}")
-        mask = jnp.where(self.support(value)[..., None], value, -1)
+        mask = jnp.where(self.support(value)[..., None], value.astype(jnp.int32), -1)
         items = items_of_mask(mask, self.base_dist.max_size)
         return self.base_dist.log_prob(items)
 

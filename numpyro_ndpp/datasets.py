@@ -47,7 +47,7 @@ _BAR_DELAY = 2.0  # seconds before a progress bar is shown
 # Item numbers have 32 bits, and one more stands for padding.
 _MOST_ITEMS = 2**31 - 1
 # Numbers without gaps are expected, as far as what is never bought has one too: not of so many items one alone.
-_SPARSEST, _FEW_ITEMS = 100, 10_000
+_SPARSEST, _FEW_ITEMS = 100, 20_000
 _LINES_PER_UPDATE = 2**14
 _ZIP = b"PK\x03\x04"  # how every npz file starts
 
@@ -150,7 +150,8 @@ def load_baskets(path: str | Path, *, catalogue: Sequence[str] | None = None, ma
     :param catalogue: the names of all items, for text that names them; without it items are numbers from 0 on.
     :param max_size: baskets with more items are refused.
     :raises ValueError: for an empty file, an item that is no number or not in the catalogue, a basket that is too
-        large; the message names the file and the line.
+        large; the message names the file and the line. Without a catalogue also for numbers past two million and a
+        hundred times the number of items met, which are codes.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "baskets.txt"
@@ -240,8 +241,8 @@ def _from_text(path: Path, catalogue: Sequence[str] | None) -> tuple[list[tuple[
     num_items = 1 + max(items, default=-1)
     if num_items > _SPARSEST * max(len(items), _FEW_ITEMS):
         raise ValueError(
-            f"{path}: {len(items)} items have numbers up to {num_items - 1}, and there would be as many items; codes "
-            f"need a catalogue of all items"
+            f"{path}: {len(items)} items have numbers up to {num_items - 1}; codes need a catalogue of all items (for "
+            f"numbers that are meant, map(str, range({num_items})))"
         )
     return baskets, [str(number) for number in range(num_items)]
 

@@ -229,11 +229,11 @@ def _log_dets(law: SubsetDistribution, subsets: Array) -> Array:
 
     def of_chain(chain: Array) -> Array:
         inside = law._inside(chain)
-        proper = jnp.where(inside[:, None], chain, law.num_items).astype(jnp.int32)
+        proper = jnp.where(inside[:, None], chain, law.num_items)
         log_minors = law._log_minors(law.X, law._inner_block, law._with_pinned(proper))
         return jnp.where(inside, log_minors, -jnp.inf)
 
-    return lax.map(of_chain, subsets)
+    return lax.map(of_chain, subsets.astype(jnp.int32))
 
 
 # --- The table -------------------------------------------------------------------------------------------------------

@@ -60,6 +60,13 @@ def local_move(law: SubsetDistribution, walk: Walk, key: Array, subset: Array) -
     return jnp.where(inside, proposed, subset), jnp.where(inside, log_ratio, -jnp.inf)
 
 
+def _as_items(law: SubsetDistribution | Multihot, value: Array) -> tuple[SubsetDistribution, Array]:
+    """The law of the padded items behind ``law``, and the value as such items; -1 throughout if it is none."""
+    if isinstance(law, Multihot):
+        return law.base_dist, items_of_mask(value, law.base_dist.max_size)
+    return law, value
+
+
 class SubsetGibbsState(NamedTuple):
     """The subsets, by site, and the share of accepted moves: in the last update and on average since warm-up."""
 
@@ -141,7 +148,8 @@ class SubsetGibbs(MCMCKernel):
         values = {}
         for name in self.sites:
             values[name] = jnp.asarray(init_params[name], jnp.int32)
-            if not_jax_tracer(values[name]) and not bool(laws[name].support(values[name])):
+            base, items = _as_items(laws[name], values[name])
+            if not_jax_tracer(items) and not bool(base._inside(items)):
                 raise ValueError(f"site {name!r} cannot start at {values[name].tolist()}, which is no value of its law")
         zero = jnp.zeros(())
         return SubsetGibbsState(values, zero, zero, jnp.asarray(0), rng_key)
@@ -244,7 +252,7 @@ class SubsetGibbs(MCMCKernel):
     ) -> tuple[Array, Array]:
         start = values[name]
         law = self._law(handlers.trace(handlers.substitute(model, values)).get_trace(*args, **kwargs), name)
-        base = law.base_dist if isinstance(law, Multihot) else law
+        base, items = _as_items(law, start)
         n, width = base.num_items, base.max_size
 
         def as_value(subset: Array) -> Array:
@@ -254,7 +262,8 @@ class SubsetGibbs(MCMCKernel):
             substituted = {**values, name: as_value(subset)}
             log_probs, _ = compute_log_probs(model, args, kwargs, substituted)
             # The prior's own, which is not used, is not computed either once this is compiled.
-            return sum((value for site, value in log_probs.items() if site != name), jnp.zeros(()))
+            total = sum((value for site, value in log_probs.items() if site != name), jnp.zeros(()))
+            return jnp.where(jnp.isnan(total), -jnp.inf, total)  # any other subset is better
 
         with jax.ensure_compile_time_eval():  # a kernel that does not change is prepared once
             X, W, pinned = (*lax.stop_gradient((base.X, base.W)), base._pinned)
@@ -273,7 +282,7 @@ class SubsetGibbs(MCMCKernel):
             subset = jnp.where(accepted, proposed, subset)
             return subset, jnp.where(accepted, proposed_likelihood, current), total + accept_prob
 
-        subset = (items_of_mask(start, width) if law is not base else start).astype(jnp.int32)
+        subset = items.astype(jnp.int32)
         current = log_likelihood(subset)
         carry = (subset, current, jnp.zeros((), current.dtype))
         subset, _, total = lax.fori_loop(0, self.num_moves, move, carry)

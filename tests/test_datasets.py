@@ -270,7 +270,7 @@ def test_bad_pairs(pairs):
 def test_text_with_codes_for_numbers(tmp_path):
     path = tmp_path / "baskets.txt"
     path.write_text("1 2\n2 9000000\n")
-    with pytest.raises(ValueError, match=r"3 items have numbers up to 9000000, .* codes need a catalogue"):
+    with pytest.raises(ValueError, match="3 items have numbers up to 9000000; codes need a catalogue"):
         load_baskets(path)
     catalogue = np.array(["1", "9000000 ", "2"])
     data = load_baskets(path, catalogue=catalogue)

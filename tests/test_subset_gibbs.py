@@ -289,3 +289,30 @@ def test_bad_settings():
         SubsetGibbs(bad_model, "S", fresh=0.5).gibbs_fn()
     with pytest.raises(ValueError, match="site must be the name of a site"):
         SubsetGibbs(bad_model, [])
+
+
+@pytest.mark.parametrize(
+    ("law", "start"),
+    [
+        (NDPP(*PARTS["ordinary"], max_size=2).multihot(), np.ones(N, int)),
+        (NDPP(*PARTS["ordinary"]).condition([0]), pad_subsets([[0, 2]], N, 7)[0]),
+    ],
+    ids=["too many for a view", "pinned already"],
+)
+def test_start_that_is_no_value_of_its_law(law, start):
+    kernel = SubsetGibbs(lambda: numpyro.sample("S", law), "S")
+    with pytest.raises(ValueError, match="site 'S' cannot start at"):
+        kernel.init(random.key(0), 0, {"S": start}, (), None)
+
+
+def test_likelihood_that_is_not_a_number_is_left():
+    def model():
+        chosen = numpyro.sample("S", NDPP(*PARTS["ordinary"]).multihot())
+        numpyro.factor("trouble", jnp.where(chosen[0] == 1, jnp.nan, 0.0))
+
+    kernel = SubsetGibbs(model, "S")
+    state = kernel.init(random.key(0), 0, {"S": np.arange(N) < 2}, (), None)
+    update = jax.jit(lambda state: kernel.sample(state, (), None))
+    for _ in range(5):
+        state = update(state)
+    assert state.z["S"][0] == 0

@@ -134,8 +134,9 @@ class Cholesky:
         size_logits, log_scales = state.size_logits, state.log_scales
         if size_logits is None or log_scales is None:
             subset, size = sweep(0.0, key)
-            # What is given may have probability zero.
-            return jnp.where(state.pinned.log_prob(marginal_matrix(W, C)) > -jnp.inf, subset, -1)
+            # What is given may have probability zero, and the kernel may be no number.
+            Z = marginal_matrix(W, C)
+            return jnp.where((state.pinned.log_prob(Z) > -jnp.inf) & jnp.isfinite(Z).all(), subset, -1)
 
         size_key, key = random.split(key)
         wanted = random.categorical(size_key, size_logits)

@@ -183,7 +183,7 @@ class Rejection:
             )
             log_ratio = log_target - log_proposal
             # What is zero but for rounding is never accepted.
-            possible = log_ratio > jnp.log(8 * len(together) * jnp.finfo(rows.dtype).eps)
+            possible = log_ratio > jnp.log(8 * jnp.sum(together < n) * jnp.finfo(rows.dtype).eps)
             accepted = found & possible & (jnp.log(random.uniform(accept_key, (), rows.dtype)) < log_ratio)
             return number + 1, items.astype(jnp.int32), accepted
 
