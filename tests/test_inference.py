@@ -96,7 +96,7 @@ def mild_model(sampler):
     numpyro.sample("subset", law)
 
 
-@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("parallel", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("sampler", [UpDown(), Contour(), Cholesky(), Rejection()], ids=lambda s: type(s).__name__)
 def test_predictive_with_every_sampler(sampler, parallel):
     """Prior draws: frequencies are the mean of the exact inclusion probabilities, to five standard errors."""

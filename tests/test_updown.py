@@ -110,7 +110,7 @@ def check_pairs(name, subset, kept, num_draws, up, dtype):
     assert stats.chisquare(observed, expected * observed.sum() / expected.sum()).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("dtype", [pytest.param(np.float64, marks=pytest.mark.slow), np.float32])
 @pytest.mark.parametrize(("name", "subset", "kept"), CASES)
 def test_direct_operator_has_the_conditional_law(name, subset, kept, dtype):
     check_pairs(name, subset, kept, 20_000, "direct", dtype)
