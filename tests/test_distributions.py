@@ -225,12 +225,12 @@ def test_values_in_types_too_narrow_for_the_number_of_items(dtype):
     """JAX writes a number that is compared with an array in the array's type: 300 would be 44."""
     rng, n = np.random.default_rng(0), 40_000 if dtype == np.int16 else 300
     parts = rng.normal(size=(n, 3)), rng.normal(size=(n, 2)), rng.normal(size=(2, 2))
-    for law in (KNDPP(*parts, 1), KNDPP(*parts, 2), NDPP(*parts)):
+    laws = [KNDPP(*parts, k, validate_args=False) for k in (1, 2)]
+    for law in (*laws, NDPP(*parts, validate_args=False)):
         for items in ([3, 44], [3, 100]):
             value = jnp.array(items, dtype)
             assert law.support(value) == law.support(jnp.array(items))
-            unchecked = type(law)(*parts, **({"k": law.k} if isinstance(law, KNDPP) else {}), validate_args=False)
-            np.testing.assert_array_equal(unchecked.log_prob(value), unchecked.log_prob(jnp.array(items)))
+            np.testing.assert_array_equal(law.log_prob(value), law.log_prob(jnp.array(items)))
 
 
 def test_variance_is_not_negative_where_an_item_is_certain():

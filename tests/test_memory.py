@@ -45,6 +45,6 @@ def test_many_draws_item_by_item():
     n, d = 20_000, 5
 
     def draws(V, B, D, key):
-        return NDPP(V, B, D, sampler=Cholesky(), validate_args=False).sample(jax.random.wrap_key_data(key), (5000,))
+        return NDPP(V, B, D, sampler=Cholesky(), validate_args=False).sample(key, (5000,))
 
     assert temporary_bytes(draws, *parts(n, d, 2, jnp.float32), ((2,), jnp.uint32)) < 1.2e9
