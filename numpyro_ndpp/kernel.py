@@ -19,6 +19,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from numpyro_ndpp.linalg import Factorized, adjugate, column_lengths, determinant, factorize, inverse_transposed, matmul
+from numpyro_ndpp.rows import take_rows
 
 # The rows of a chunk of subsets are gathered at once, and again in the backward pass. A CPU is fastest where they fit
 # into its cache, an accelerator where there are many of them.
@@ -300,11 +301,11 @@ def _group_log_minors_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...
 
 def _chunk_log_minors(X: Array, K: Array, products: Array | None, subsets: Array) -> Array:
     """log det L_S (h, g) of h groups of g subsets (h, g, m)."""
-    rows = X.at[subsets].get(mode="fill", fill_value=0)
+    rows = take_rows(X, subsets)
     if products is None:
         bk = matmul(rows[..., rows.shape[-1] - len(K) :], K)
     else:
-        bk = products.at[subsets].get(mode="fill", fill_value=0)
+        bk = take_rows(products, subsets)
     sizes = jnp.sum(subsets < len(X), axis=-1)
     if len(subsets) == 1:
         return _group_log_minors(rows[0], bk[0], sizes[0])[None]

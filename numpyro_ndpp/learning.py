@@ -328,8 +328,10 @@ class _Learner:
         start = partial(kind.start, key, num_items, rank, max(settings["anchor"], _SHORTEST_START))
         adam = numpyro.optim.Adam(lambda step: learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * step / num_steps)))
         self._svi = SVI(partial(_at_point, model, start, kind.sites), _no_guide, adam, Trace_ELBO())
-        self._advance = jax.jit(self._many_steps, donate_argnums=0)
-        self._judge = jax.jit(self._validation_and_price)
+        # A compiler that times several ways to multiply may take another one in the process that goes on from a checkpoint.
+        options: Any = {"xla_gpu_autotune_level": 0} if jax.default_backend() == "gpu" else None
+        self._advance = jax.jit(self._many_steps, donate_argnums=0, compiler_options=options)
+        self._judge = jax.jit(self._validation_and_price, compiler_options=options)
         self._kernel = jax.jit(self._features)
 
     def start(self, data: tuple[Any, ...]) -> Any:
