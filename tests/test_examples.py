@@ -1,5 +1,6 @@
 """The examples run, in their quick setting, and write their figures; what they read is checked before any long work."""
 
+import os
 import runpy
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from numpyro_ndpp.learning import Fit
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 BENCHMARKS = EXAMPLES.parent / "benchmarks"
-DATA = Path(__file__).parents[2] / "shared" / "data" / "groceries.npz"
+# A folder of real baskets, which are not part of the project.
+DATA = Path(os.environ.get("NUMPYRO_NDPP_DATA", "data")) / "groceries.npz"
 
 
 def run(name, *arguments):
