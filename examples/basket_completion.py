@@ -29,6 +29,8 @@ from numpyro_ndpp.metrics import mean_percentile_rank
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+plt.rcParams["text.parse_math"] = False  # a name may have a dollar sign
+
 NUM_HELD_OUT = 2000
 
 
@@ -82,7 +84,7 @@ def strongest_pairs(law: NDPP, frequent: np.ndarray, number: int) -> tuple[list,
     """The pairs (value, a, b) of frequent items that attract most, and those that repel most."""
     matrix = attraction(law)
     pairs = sorted((matrix[a, b], int(a), int(b)) for a, b in itertools.combinations(sorted(frequent), 2))
-    return pairs[::-1][:number], pairs[:number]
+    return [pair for pair in pairs[::-1][:number] if pair[0] > 0], [pair for pair in pairs[:number] if pair[0] < 0]
 
 
 def report(title: str, pairs: list, names: list[str], known: list[tuple[str, str]] | None) -> None:
@@ -163,9 +165,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{len(lists)} simulated baskets of {len(names)} items, for example:")
     else:
         (d1, d2), spread = options.rank or (60, 40), (0.1, 0.25)
-        catalogue = options.catalogue.read_text("utf-8-sig").splitlines() if options.catalogue else None
         largest = d1 + d2 // 2 * 2  # columns of B count in pairs
-        lists, names, _ = load_baskets(options.data, catalogue=catalogue, max_size=largest)
+        lists, names, _ = load_baskets(options.data, catalogue=options.catalogue, max_size=largest)
         known = None
         order = np.random.default_rng(0).permutation(len(lists))
         cut = min(NUM_HELD_OUT, len(lists) // 4)

@@ -21,6 +21,8 @@ from numpyro_ndpp.metrics import mean_log_likelihood, mean_percentile_rank, subs
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+plt.rcParams["text.parse_math"] = False  # a name may have a dollar sign
+
 LONGEST_NAME = 26
 
 
@@ -34,15 +36,18 @@ def attraction(law: NDPP, items: np.ndarray) -> np.ndarray:
     return np.log(np.maximum(1 - ratio, 1e-6))
 
 
-def strongest(law: NDPP, counts: np.ndarray, number: int) -> list[tuple[float, int, int]]:
-    """The pairs (value, a, b) of the hundred most frequent items that attract most, then those that repel most."""
+Pair = tuple[float, int, int]
+
+
+def strongest(law: NDPP, counts: np.ndarray, number: int) -> tuple[list[Pair], list[Pair]]:
+    """The pairs (value, a, b) of the hundred most frequent items that attract most, and those that repel most."""
     items = np.argsort(-counts, kind="stable")[:100]
     matrix = attraction(law, items)
     first, second = np.triu_indices(len(items), 1)
-    order = np.argsort(-matrix[first, second], kind="stable")
-    number = min(number, len(order) // 2)
-    chosen = [*order[:number], *order[-number:]]
-    return [(float(matrix[first[i], second[i]]), int(items[first[i]]), int(items[second[i]])) for i in chosen]
+    values = matrix[first, second]
+    order = np.argsort(-values, kind="stable")
+    pairs = [(float(values[i]), int(items[first[i]]), int(items[second[i]])) for i in order]
+    return [pair for pair in pairs[:number] if pair[0] > 0], [pair for pair in pairs[::-1][:number] if pair[0] < 0]
 
 
 def short(name: str) -> str:
@@ -52,19 +57,19 @@ def short(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1].rstrip() + "…"
 
 
-def draw_figure(path: Path, pairs: list[tuple[float, int, int]], names: list[str], result: Fit) -> None:
+def draw_figure(path: Path, pairs: tuple[list[Pair], list[Pair]], names: list[str], result: Fit) -> None:
     """Pairs that attract and pairs that repel, each on a scale of its own, and the learning curve."""
-    figure = plt.figure(figsize=(12, 1.6 + 0.26 * len(pairs)), layout="constrained")
-    grid = figure.add_gridspec(2, 2, width_ratios=[2, 1])
-    half = len(pairs) // 2
+    heights = [max(len(shown), 2) for shown in pairs]
+    figure = plt.figure(figsize=(12, 1.6 + 0.26 * sum(heights)), layout="constrained")
+    grid = figure.add_gridspec(2, 2, width_ratios=[2, 1], height_ratios=heights)
     axes = [figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[1, 0]), figure.add_subplot(grid[:, 1])]
-    kinds = (("complements", "C2", pairs[:half]), ("substitutes", "C3", pairs[half:][::-1]))
-    for axis, (title, colour, shown) in zip(axes, kinds, strict=False):
+    kinds = (("complements", "C2"), ("substitutes", "C3"))
+    for axis, (title, colour), shown in zip(axes, kinds, pairs, strict=False):
         axis.barh(range(len(shown)), [value for value, _, _ in shown], color=colour)
         axis.set_yticks(range(len(shown)), [f"{short(names[a])} + {short(names[b])}" for _, a, b in shown], fontsize=8)
         axis.invert_yaxis()
         axis.axvline(0, color="0.3", linewidth=0.8)
-        axis.set_title(title, fontsize=10)
+        axis.set_title(title if shown else f"{title}: none found", fontsize=10)
     axes[1].set_xlabel("attraction (log-odds of being together)")
     history, curve = result.history, axes[2]
     curve.plot(history["step"], history["validation"], marker=".")
@@ -99,13 +104,12 @@ def main(arguments: list[str] | None = None) -> Fit:
     if options.data is None:
         shop = simulate_baskets(300 if options.quick else 4000)
         lists, names, rank = shop.baskets, shop.items, options.rank or (12, 6)
-        strengths = {"alpha": 1.0, "beta": 1.0}
+        strengths = {"alpha": 1.0} if options.model == "symmetric" else {"alpha": 1.0, "beta": 1.0}
     else:
-        catalogue = options.catalogue.read_text("utf-8-sig").splitlines() if options.catalogue else None
         rank, strengths = options.rank or (100, 100), {}
         # Columns of B count in pairs, and a symmetric kernel has none.
         largest = rank[0] if options.model == "symmetric" else rank[0] + rank[1] // 2 * 2
-        lists, names, _ = load_baskets(options.data, catalogue=catalogue, max_size=largest)
+        lists, names, _ = load_baskets(options.data, catalogue=options.catalogue, max_size=largest)
     n = len(names)
     order = np.random.default_rng(0).permutation(len(lists))
     cut = min(2000, max(1, len(lists) // 10))
@@ -125,7 +129,7 @@ def main(arguments: list[str] | None = None) -> Fit:
         print(f"the same by popularity alone: {mean_percentile_rank(untied, test)}")
     print(f"share of baskets likelier than a random set of their size: {subset_auc(law, test)}")
     pairs = strongest(law, counts, 3 if options.data is None else 10)
-    for value, a, b in pairs:
+    for value, a, b in [*pairs[0], *pairs[1]]:
         print(f"  {short(names[a]):>{LONGEST_NAME}} + {short(names[b]):<{LONGEST_NAME}} {value:+6.2f}")
     draw_figure(options.figure, pairs, names, result)
     print(f"The kernel is in {options.kernel}, the picture in {options.figure} ({time.perf_counter() - start:.0f} s)")

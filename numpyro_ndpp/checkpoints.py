@@ -1,8 +1,11 @@
 """Files that are written whole or not at all; arrays and settings in one npz file, read without pickle."""
 
+import glob
 import hashlib
 import json
 import os
+import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -10,6 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 _SETTINGS = "settings"
+_SECONDS_OF_A_WRITER = 3600.0  # a part that was not touched for so long is that of a killed process
 
 
 def write_whole(path: str | Path, write: Callable[[IO[bytes]], None]) -> None:
@@ -17,10 +21,12 @@ def write_whole(path: str | Path, write: Callable[[IO[bytes]], None]) -> None:
 
     :raises OSError: if it cannot be written; a file of that name stays as it was.
     """
-    path = Path(path)
-    part = path.with_name(f"{path.name}.part")  # what a killed process left is written over
+    path = Path(path).resolve()  # of a link the file that it leads to
+    # A part for each writer: two of them that share one would put it in place half written.
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    _remove_parts_of_killed_writers(path)
     try:
-        with part.open("wb") as file:
+        with part.open("xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -29,6 +35,15 @@ def write_whole(path: str | Path, write: Callable[[IO[bytes]], None]) -> None:
         raise OSError(error.errno, f"{path} could not be written ({error.strerror}); what it held stays") from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def _remove_parts_of_killed_writers(path: Path) -> None:
+    for part in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
+        try:
+            if time.time() - part.stat().st_mtime > _SECONDS_OF_A_WRITER:
+                part.unlink()
+        except OSError:  # another writer was faster
+            continue
 
 
 def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:

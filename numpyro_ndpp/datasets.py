@@ -17,7 +17,7 @@ import xml.etree.ElementTree as ElementTree
 import zipfile
 import zlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -28,7 +28,7 @@ from tqdm.auto import tqdm
 from numpyro_ndpp.checkpoints import read_npz, write_whole
 from numpyro_ndpp.distributions import NDPP
 from numpyro_ndpp.samplers import Cholesky
-from numpyro_ndpp.subsets import as_padded, unpad_subsets
+from numpyro_ndpp.subsets import Subsets, as_padded, unpad_subsets
 
 __all__ = [
     "Baskets",
@@ -46,6 +46,7 @@ __all__ = [
 _BAR_DELAY = 2.0  # seconds before a progress bar is shown
 # Item numbers have 32 bits, and one more stands for padding.
 _MOST_ITEMS = 2**31 - 1
+_MOST_DIGITS = 100  # of a number, with zeros in front
 # Numbers without gaps are expected, as far as what is never bought has one too: not of so many items one alone.
 _SPARSEST, _FEW_ITEMS = 100, 20_000
 _LINES_PER_UPDATE = 2**14
@@ -119,9 +120,11 @@ def simulate_baskets(
 # --- Our formats -----------------------------------------------------------------------------------------------------
 
 
-def save_baskets(path: str | Path, baskets: Iterable[Sequence[int]], items: Sequence[str]) -> None:
+def save_baskets(path: str | Path, baskets: Subsets, items: Sequence[str]) -> None:
     """Write an npz file that :func:`load_baskets` reads, whole or not at all.
 
+    :param baskets: lists of item numbers, or padded subsets (N, m).
+    :param items: the name of every item.
     :raises ValueError: for items out of range or repeated within a basket.
     :raises TypeError: for items that are not integers.
     :raises OSError: if it cannot be written, for want of space for example; a file of that name stays as it was.
@@ -132,14 +135,16 @@ def save_baskets(path: str | Path, baskets: Iterable[Sequence[int]], items: Sequ
     >>> load_baskets(path).baskets
     [[0, 1], [1]]
     """
-    rows = [row[row < len(items)] for row in as_padded("baskets", list(baskets), len(items))]
+    rows = [row[row < len(items)] for row in as_padded("baskets", baskets, len(items))]
     indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     indices = np.concatenate([*rows, np.zeros(0, np.int32)])
     arrays = {"indptr": indptr, "indices": indices, "items": np.array(items, dtype=np.str_)}
     write_whole(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
 
 
-def load_baskets(path: str | Path, *, catalogue: Sequence[str] | None = None, max_size: int | None = None) -> Baskets:
+def load_baskets(
+    path: str | Path, *, catalogue: str | Path | Sequence[str] | None = None, max_size: int | None = None
+) -> Baskets:
     """Baskets from a file.
 
     An npz file holds ``indptr`` (b+1,), ``indices`` and the names ``items`` (n,): basket i has the items
@@ -147,11 +152,13 @@ def load_baskets(path: str | Path, *, catalogue: Sequence[str] | None = None, ma
     a line without any that is not itself a name of the catalogue, by blanks; empty lines are passed over. An item that
     a basket names twice counts once.
 
-    :param catalogue: the names of all items, for text that names them; without it items are numbers from 0 on.
+    :param catalogue: the names of all items, for text that names them, or a text file with one name per line; without
+        it items are numbers from 0 on.
     :param max_size: baskets with more items are refused.
     :raises ValueError: for an empty file, an item that is no number or not in the catalogue, a basket that is too
         large; the message names the file and the line. Without a catalogue also for numbers past two million and a
-        hundred times the number of items met, which are codes.
+        hundred times the number of items met, which are codes. For a catalogue beside npz, which has its own, and for
+        one with a name that is blank or there twice.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "baskets.txt"
@@ -162,6 +169,8 @@ def load_baskets(path: str | Path, *, catalogue: Sequence[str] | None = None, ma
     path = Path(path)
     with path.open("rb") as file:
         is_npz = path.suffix == ".npz" or file.read(len(_ZIP)) == _ZIP
+    if is_npz and catalogue is not None:
+        raise ValueError(f"catalogue is for text; {path} is an npz file, which has the names of its items")
     if is_npz:
         baskets, items, what = *_from_npz(path), "basket"
     else:
@@ -201,13 +210,21 @@ def _from_npz(path: Path) -> tuple[list[tuple[int, list[int]]], list[str]]:
         place = int(np.searchsorted(indptr, np.argmax(bad), side="right")) - 1
         raise ValueError(f"{path}, basket {place}: item {indices[bad][0]}; items must be 0 to {len(items) - 1}")
     rows = (np.unique(indices[low:high]).tolist() for low, high in itertools.pairwise(indptr))
+    if items.dtype.kind == "S":
+        items = np.char.decode(items, "utf-8", "replace")
     return list(enumerate(rows)), [str(name) for name in items]
 
 
-def _from_text(path: Path, catalogue: Sequence[str] | None) -> tuple[list[tuple[int, list[int]]], list[str]]:
+def _from_text(
+    path: Path, catalogue: str | Path | Sequence[str] | None
+) -> tuple[list[tuple[int, list[int]]], list[str]]:
     numbers: dict[str, int] = {}
+    if isinstance(catalogue, (str, Path)):
+        catalogue = [line for _, line in _lines(Path(catalogue), progress_bar=False)]
     names = None if catalogue is None else [str(name).strip() for name in catalogue]  # as the words of a line are
     for number, name in enumerate(names or ()):
+        if not name:
+            raise ValueError(f"catalogue: name {number} is blank")
         if name in numbers:
             raise ValueError(f"catalogue: {name!r} is there more than once")
         numbers[name] = number
@@ -228,9 +245,10 @@ def _from_text(path: Path, catalogue: Sequence[str] | None) -> tuple[list[tuple[
                 raise ValueError(
                     f"{path}, line {place}: {word!r} is no item number; names need a catalogue of all items"
                 )
-            elif int(word) >= _MOST_ITEMS:
+            elif len(word) > _MOST_DIGITS or int(word) >= _MOST_ITEMS:
                 raise ValueError(
-                    f"{path}, line {place}: {word} is too large for an item number; codes need a catalogue of all items"
+                    f"{path}, line {place}: {word[:40]} is too large for an item number; codes need a catalogue of all "
+                    f"items"
                 )
             else:
                 basket.add(int(word))
@@ -377,10 +395,10 @@ class _Collected:
         self.pairs = array("q"), array("q")
 
     def add(self, line: int, basket: str, item: str) -> None:
-        if not basket or not item:
-            raise ValueError(f"{self.path}, line {line}: the {'item' if basket else 'basket'} has no name")
-        if self.by_number and not item.isdecimal():
-            raise ValueError(f"{self.path}, line {line}: {item!r} is no item number")
+        if not basket.strip() or not item.strip():
+            raise ValueError(f"{self.path}, line {line}: the {'item' if basket.strip() else 'basket'} has no name")
+        if self.by_number and not (item.isdecimal() and len(item) <= _MOST_DIGITS):
+            raise ValueError(f"{self.path}, line {line}: {item[:40]!r} is no item number")
         self.pairs[0].append(self.of_basket.setdefault(basket, len(self.of_basket)))
         self.pairs[1].append(self.of_item.setdefault(item, len(self.of_item)))
 
@@ -476,8 +494,13 @@ def _table_rows(path: Path, wanted: Sequence[str], progress_bar: bool) -> Iterat
 
 
 def _csv_rows(path: Path, reader: Iterator[list[str]], place: list[int]) -> Iterator[tuple[int, list[str]]]:
+    header: list[str] = []
     try:
         for row in reader:
+            header = header or row
+            # A comma in a name without quotes moves all that follows.
+            if any(field.strip() for field in row[len(header) :]):
+                raise ValueError(f"{path}, line {place[0]}: {len(row)} fields, but there are {len(header)} columns")
             yield place[0], row
     except csv.Error as error:
         raise ValueError(f"{path}, line {place[0]}: {error}") from error

@@ -302,10 +302,7 @@ def _group_log_minors_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...
 def _chunk_log_minors(X: Array, K: Array, products: Array | None, subsets: Array) -> Array:
     """log det L_S (h, g) of h groups of g subsets (h, g, m)."""
     rows = take_rows(X, subsets)
-    if products is None:
-        bk = matmul(rows[..., rows.shape[-1] - len(K) :], K)
-    else:
-        bk = take_rows(products, subsets)
+    bk = matmul(rows[..., rows.shape[-1] - len(K) :], K) if products is None else take_rows(products, subsets)
     sizes = jnp.sum(subsets < len(X), axis=-1)
     if len(subsets) == 1:
         return _group_log_minors(rows[0], bk[0], sizes[0])[None]

@@ -188,10 +188,11 @@ def fit(
     :param patience: evaluations without a rise after which to stop; 0: never.
     :param seed: of the minibatches, of what V, B and D start from, and of what is held out.
     :param checkpoint: a file that the state is written to every ``checkpoint_every`` steps, with the next evaluation.
-        If it is there already, the run goes on from it, and ends with the parameters of one never interrupted.
+        If it is there already, the run goes on from it, and on the same machine ends with the parameters of one never
+        interrupted, to the last bit.
     :param progress_bar: a bar with the last log-likelihood of the held-out baskets.
     :raises ValueError: for fewer than two baskets, items out of range or repeated, baskets larger than the rank,
-        settings out of range, and a checkpoint of other data or settings.
+        settings out of range or of another model, and a checkpoint of other data or settings.
     :raises TypeError: for items that are not integers.
     :raises OSError: if a checkpoint cannot be written; the last one stays as it was.
     :raises FloatingPointError: if the log-likelihood is not a number any more.
@@ -210,6 +211,11 @@ def fit(
     patience, seed = _integers(patience=patience, seed=seed)
     given = {"alpha": alpha, "beta": beta, "gamma": gamma}
     given = {name: strength for name, strength in given.items() if strength is not None}
+    foreign = [name for name in given if name not in kind.strengths]
+    if max_proposals is not None and model != "ondpp":
+        foreign.append("max_proposals")
+    if foreign:
+        raise ValueError(f"{foreign[0]} is no setting of model={model!r}")
     strengths = kind.strengths | dict(zip(given, _floats(**given), strict=True))
     learning_rate, anchor = _floats(learning_rate=learning_rate, anchor=anchor)
     max_proposals = None if max_proposals is None else _floats(max_proposals=max_proposals)[0]
@@ -328,7 +334,7 @@ class _Learner:
         start = partial(kind.start, key, num_items, rank, max(settings["anchor"], _SHORTEST_START))
         adam = numpyro.optim.Adam(lambda step: learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * step / num_steps)))
         self._svi = SVI(partial(_at_point, model, start, kind.sites), _no_guide, adam, Trace_ELBO())
-        # A compiler that times several ways to multiply may take another one in the process that goes on from a checkpoint.
+        # A compiler that times several ways to multiply may take another in the process that goes on from a checkpoint.
         options: Any = {"xla_gpu_autotune_level": 0} if jax.default_backend() == "gpu" else None
         self._advance = jax.jit(self._many_steps, donate_argnums=0, compiler_options=options)
         self._judge = jax.jit(self._validation_and_price, compiler_options=options)

@@ -39,6 +39,7 @@ from jax import Array, random
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 from numpyro.distributions.transforms import AffineTransform
+from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.distributions import NDPP
 from numpyro_ndpp.linalg import matmul
@@ -85,7 +86,7 @@ def _centre(anchor: ArrayLike | None, num_items: int, num_columns: int, dtype: A
 
 
 def _check_strengths(*strengths: float) -> None:
-    if not all(strength > 0 for strength in strengths):
+    if all(map(not_jax_tracer, strengths)) and not all(strength > 0 for strength in strengths):
         raise ValueError(f"alpha and beta must be positive, got {' and '.join(map(repr, strengths))}")
 
 
@@ -108,7 +109,8 @@ def ndpp_prior(
     :param counts: how many baskets hold each item (n,), one at least (:func:`item_counts`).
     :param num_baskets: their number N.
     :param rank: the columns of V and of B.
-    :param alpha, beta: the strengths of the priors of V and of B. D has a flat one.
+    :param alpha, beta: the strengths of the priors of V and of B, which may be random themselves. D has a flat one, so
+        that the posterior is improper: for a maximum, not for draws.
     :param anchor: what v_i √(N/μ_i) is centred on (n, d₁); None: zero, as published.
     :param settings: for :class:`~numpyro_ndpp.NDPP`, such as ``min_size=1``.
     :raises ValueError: for an anchor of another shape, a strength that is not positive.
@@ -168,7 +170,8 @@ def ondpp_prior(
     outside the columns of B; both are flat, and the papers' terms for V, B and σ are factors.
 
     :param rank: the columns of V and of B, the latter an even number.
-    :param gamma: the price of a unit of the log of the expected number of proposals of the rejection sampler.
+    :param gamma: the price of a unit of the log of the expected number of proposals of the rejection sampler. It and
+        the strengths are not to be learned: the factors have no normaliser.
 
     The other parameters are those of :func:`ndpp_prior`.
 
@@ -185,7 +188,7 @@ def ondpp_prior(
     if rank[1] % 2:
         raise ValueError(f"rank: an orthogonal NDPP has an even number of columns in B, got {rank[1]}")
     _check_strengths(alpha, beta)
-    if not gamma >= 0:
+    if not_jax_tracer(gamma) and not gamma >= 0:
         raise ValueError(f"gamma must not be negative, got {gamma!r}")
     scale = _item_scale(counts, num_baskets)
     n, (d1, d2) = len(scale), rank
@@ -223,7 +226,7 @@ def orthonormalize(A: Array) -> Array:
     return A
 
 
-def to_event_width(baskets: Array, law: NDPP) -> Array:
+def to_event_width(baskets: ArrayLike, law: NDPP) -> Array:
     """Padded baskets (..., m) with as many columns as the law's events have, which NumPyro's ELBOs insist on.
 
     Columns of padding are added or left out. A basket that would lose an item is too large for the law: it is -1
@@ -233,6 +236,8 @@ def to_event_width(baskets: Array, law: NDPP) -> Array:
     >>> to_event_width(jnp.array([[0, 2]]), law)
     Array([[0, 2, 4]], dtype=...)
     """
+    baskets = jnp.asarray(baskets)
+    baskets = baskets.astype(jnp.promote_types(baskets.dtype, jnp.int32))  # may be too narrow for the number of items
     width = law.event_shape[0]
     missing = [(0, 0)] * (baskets.ndim - 1) + [(0, max(width - baskets.shape[-1], 0))]
     too_large = jnp.any(baskets[..., width:] < law.num_items, axis=-1, keepdims=True)

@@ -3,11 +3,12 @@
 import gzip
 import json
 import zipfile
+from functools import partial
 
 import numpy as np
 import pytest
 
-from numpyro_ndpp import datasets
+from numpyro_ndpp import datasets, pad_subsets
 from numpyro_ndpp.datasets import (
     load_baskets,
     load_goodreads,
@@ -144,6 +145,8 @@ def test_goodreads(kind, tmp_path):
         ("a.csv", b"InvoiceNo,StockCode,Description\n", "line 1: no column 'Quantity'"),
         ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n1,2,tea\n", "line 2: 3 fields"),
         ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n1,2,tea,many\n", "line 2: Quantity is 'many'"),
+        ("a.csv", b"InvoiceNo,StockCode,Quantity,Description\n1,2,3,tea, black\n", "line 2: 5 fields, but there are 4"),
+        ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n1, ,tea,2\n", "line 2: the item has no name"),
         ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n1,2,tea,nan\n", "line 2: Quantity is 'nan'"),
         ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n", "has no baskets"),
         ("a.csv", b"InvoiceNo,StockCode,Description,Quantity\n1,2,tea,-1\n", "has no baskets"),
@@ -193,7 +196,7 @@ def test_an_npz_file_is_known_by_its_content(tmp_path):
 
 @pytest.mark.parametrize("kind", ["npz", "xlsx"])
 def test_damaged_files_are_named(kind, tmp_path):
-    """Two wrong bytes anywhere: what is read is right by luck, or the error says which file it is."""
+    """Two wrong bytes anywhere: they do not matter to what is read, or the error says which file it is."""
     path = tmp_path / f"damaged.{kind}"
     if kind == "npz":
         save_baskets(path, [[0, 1], [1]] * 20, ["tea", "milk"])
@@ -205,13 +208,17 @@ def test_damaged_files_are_named(kind, tmp_path):
         ):
             for name in plain.namelist():
                 book.writestr(name, plain.read(name))
+    load = load_baskets if kind == "npz" else partial(load_uk_retail, progress_bar=False)
+    truth = load(path)
     whole, messages = path.read_bytes(), []
     for place in range(0, len(whole) - 1, 5):
         path.write_bytes(whole[:place] + bytes(255 - byte for byte in whole[place : place + 2]) + whole[place + 2 :])
         try:
-            load_baskets(path) if kind == "npz" else load_uk_retail(path, progress_bar=False)
+            found = load(path)
         except ValueError as error:
             messages.append(str(error))
+        else:
+            assert found == truth
     assert len(messages) > 10
     assert all("damaged" in message for message in messages)
 
@@ -233,6 +240,37 @@ def test_npz_of_other_arrays(tmp_path):
         load_baskets(path)
     with pytest.raises(FileNotFoundError):
         load_baskets(tmp_path / "none.npz")
+
+
+def test_catalogue_in_a_file(tmp_path):
+    names, path = tmp_path / "names.txt", tmp_path / "baskets.txt"
+    names.write_bytes("tea\r\n\r\ncafé\r\n \r\n".encode("latin-1"))  # blank lines are no names
+    path.write_text("café, tea\ntea\n")
+    for catalogue in (names, str(names)):
+        found = load_baskets(path, catalogue=catalogue)
+        assert (found.baskets, found.items) == ([[0, 1], [0]], ["tea", "café"])
+    with pytest.raises(ValueError, match="catalogue: name 1 is blank"):
+        load_baskets(path, catalogue=["tea", " ", "café"])
+    save_baskets(tmp_path / "b.npz", found.baskets, found.items)
+    with pytest.raises(ValueError, match=r"catalogue is for text; .*b.npz is an npz file"):
+        load_baskets(tmp_path / "b.npz", catalogue=names)
+
+
+def test_padded_baskets_and_names_in_bytes(tmp_path):
+    path, baskets = tmp_path / "b.npz", [[0, 2], [], [1]]
+    save_baskets(path, pad_subsets(baskets, 3), ["tea", "milk", "rum"])
+    assert load_baskets(path).baskets == baskets
+    np.savez(path, indptr=[0, 1], indices=[1], items=np.array(["thé".encode(), b"milk"]))
+    assert load_baskets(path).items == ["thé", "milk"]
+
+
+def test_numbers_of_thousands_of_digits(tmp_path):
+    (tmp_path / "b.txt").write_text("1 2\n" + "9" * 5000 + "\n")
+    with pytest.raises(ValueError, match=r"b.txt, line 2: 9+ is too large for an item number"):
+        load_baskets(tmp_path / "b.txt")
+    (tmp_path / "PP_recipes.csv").write_text('id,ingredient_ids\n1,"[2, ' + "9" * 5000 + ']"\n')
+    with pytest.raises(ValueError, match=r"PP_recipes.csv, line 2: '9+' is no item number"):
+        load_recipes(tmp_path / "PP_recipes.csv")
 
 
 def test_text_of_other_programs(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from numpyro_ndpp import NDPP
 from numpyro_ndpp.datasets import load_baskets, save_baskets
 from numpyro_ndpp.learning import Fit
 
@@ -94,6 +95,19 @@ def test_learning_benchmarks(tmp_path, monkeypatch):
     assert sum("contour" in line for line in sampled) == 3
     scaled = runpy.run_path(str(BENCHMARKS / "learning_scale.py"))["main"](["--quick"])
     assert sum(" GB | " in line for line in scaled) == 2
+
+
+def test_pairs_are_told_apart_by_their_sign(tmp_path):
+    example = runpy.run_path(str(EXAMPLES / "learn_kernel.py"))
+    V, B, D = np.eye(2), np.eye(2), np.array([[0.0, 1.0], [0.0, 0.0]])
+    for law, attract in ((NDPP(V, B, D), True), (NDPP(np.array([[1.0, 0.0], [0.8, 0.6]]), B, 0 * D), False)):
+        complements, substitutes = example["strongest"](law, np.array([3, 5]), 10)
+        assert (len(complements), len(substitutes)) == ((1, 0) if attract else (0, 1))
+        history = {"step": np.array([1, 2]), "validation": np.array([-3.0, -2.0]), "price": np.zeros(2)}
+        result = Fit(V, B, D, history, {})
+        names = ["Coupon $5 50% off", "Card ^$10"]  # no formula, whatever stands between the two dollars
+        example["draw_figure"](tmp_path / "pairs.png", (complements, substitutes), names, result)
+        assert (tmp_path / "pairs.png").stat().st_size > 10_000
 
 
 @pytest.mark.slow
