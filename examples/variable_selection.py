@@ -7,6 +7,7 @@ models `SubsetGibbs` updates the subset and NUTS the noise and the scale of the 
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -57,16 +58,17 @@ def model(X, y, prior: NDPP) -> None:
     numpyro.sample("y", dist.MultivariateNormal(0, covariance), obs=y)
 
 
-def sampler(num_samples: int) -> MCMC:
-    """The subset by SubsetGibbs, the rest by NUTS. The data are arguments: one compilation serves all data sets."""
+@partial(jax.jit, static_argnames="num_samples")
+def posterior_masks(X, y, prior: NDPP, num_samples: int) -> jax.Array:
+    """Which covariates enter, in every draw of the posterior: the subset by SubsetGibbs, the rest by NUTS.
+
+    The whole run is one compiled function of data and prior, and serves all data sets: `MCMC.run` outside of `jit`
+    compiles again whenever it is called.
+    """
     kernel = Gibbs([(SubsetGibbs(model, "chosen", num_moves=5), ["chosen"]), (NUTS(model, max_tree_depth=3), None)])
-    return MCMC(kernel, num_warmup=num_samples // 2, num_samples=num_samples, progress_bar=False, jit_model_args=True)
-
-
-def posterior_masks(mcmc: MCMC, X, y, prior: NDPP) -> np.ndarray:
-    """Which covariates enter, in every draw of the posterior."""
+    mcmc = MCMC(kernel, num_warmup=num_samples // 2, num_samples=num_samples, progress_bar=False)
     mcmc.run(random.key(0), X, y, prior)
-    return np.asarray(to_multihot(mcmc.get_samples()["chosen"], NUM_COVARIATES), bool)
+    return to_multihot(mcmc.get_samples()["chosen"], NUM_COVARIATES) > 0
 
 
 def draw_figure(path: Path, inclusion: dict, true: list[int], found: dict) -> None:
@@ -97,11 +99,10 @@ def main(arguments: list[str] | None = None) -> dict[str, list[float]]:
     options = parser.parse_args(arguments)
     num_datasets, num_samples = (1, 50) if options.quick else (options.datasets, 4000)
 
-    mcmc = sampler(num_samples)
     found: dict[str, list[float]] = {name: [] for name in PRIORS}
     for seed in range(num_datasets):
         X, y, true = simulate(seed)
-        masks = {name: posterior_masks(mcmc, X, y, prior_of(name, X)) for name in PRIORS}
+        masks = {name: np.asarray(posterior_masks(X, y, prior_of(name, X), num_samples)) for name in PRIORS}
         truth = np.isin(np.arange(NUM_COVARIATES), true)
         for name in PRIORS:
             found[name].append(float(np.mean(np.all(masks[name] == truth, axis=1))))
