@@ -4,14 +4,14 @@
 
 Two questions:
 
-1. *A gradient step on 200 baskets* (mean size 19, at most 100), against the way of the papers' code: PyTorch, a loop
-   over the baskets with an unpadded ``slogdet`` each. Both in this run, on the same kernel and baskets.
+1. *A gradient step on 200 baskets* (mean size 16 or 17, at most 100), against the way of the papers' code: PyTorch, a
+   loop over the baskets with an unpadded ``slogdet`` each. Both in this run, on the same kernel and baskets.
 2. *20,000 subsets padded to 100, with gradient*: the memory beyond the parameters, and the time.
 
-Counted by hand, for 200 baskets of real sizes (Σ m = 3,700, Σ m² = 117,000): XᵀX and its gradient 2·2 n d² = 630
-MFlop; B K for all items and its gradient 3·2 n d₂² = 240 MFlop; the minors and their gradients 3·2·d Σ m² = 140
-MFlop, 360 at the widths at which groups are computed. Padding all to 100 would take 2,400 for the minors alone. Bytes:
-X is 6.3 MB in float64, its gradient as much; the rows of a group of nine subsets 2.2 MB.
+Counted by hand, for 200 baskets of Σ m = 3,700, Σ m² = 117,000 (somewhat more than in the table): XᵀX and its gradient
+2·2 n d² = 630 MFlop; B K for all items and its gradient 3·2 n d₂² = 240 MFlop; the minors and their gradients 3·2·d Σ
+m² = 140 MFlop, 360 at the widths at which groups are computed. Padding all to 100 would take 2,400 for the minors
+alone. Bytes: X is 6.3 MB in float64, its gradient as much; the rows of a group of nine subsets 2.2 MB.
 
 Profiled on two cores in float64: of 160 ms the normaliser takes 45 (XᵀX and back 21), B K and back 15, the first
 touch of fresh memory 20, and the groups the rest: small batched products run on one core at 11 GFlop/s, LU factors and

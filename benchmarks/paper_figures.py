@@ -20,7 +20,7 @@ how a pair is drawn, so one set of lines stands for the published walk and ours.
 line.
 
 Counted by hand for Figure 1: 10⁶ draws of 25 steps, each some 3 kFlop at rank 8 and k = 5: the hand-over of small
-operations, not the arithmetic, is what takes time. Measured on two cores: see the table's last line.
+operations, not the arithmetic, is what takes time. Measured: see the table's last line.
 """
 
 import argparse

@@ -5,9 +5,9 @@
 
 Kernels as in section 6.1 of Han et al. (2022): V and B normal with variance √(2/d), D standard normal; for draws of any
 size rescaled to a mean size of 15. A time is the best of three draws, after compilation, or the mean of eight where the
-size or the number of attempts is random. What could not finish is given as its expected time, marked by an asterisk:
-rejection as the time of one proposal times their expected number, which has a closed form; the linear-time sampler
-scaled from n = 10⁴. Memory is what a prepared sampler holds beyond X.
+size or the number of attempts is random; of the walk at k = 50 it is that of one draw. What could not finish is given
+as its expected time, marked by an asterisk: rejection as the time of one proposal times their expected number, which
+has a closed form; the linear-time sampler scaled from n = 10⁴. Memory is what a prepared sampler holds beyond X.
 
 Counted by hand for the contour sampler, float64, n = 10⁴, d = 100, k = 10, J = 20 nodes: an item's images under all R_j
 read 2 · 2 J d² numbers = 6.4 MB, the weighted sum of their symmetric parts 1.6 MB; the product of the factors is

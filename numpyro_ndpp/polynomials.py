@@ -240,7 +240,7 @@ def log_sum_esp(W: Array, C: Array, low: int, high: int, rank: int) -> Array:
     :param rank: no size above it has a positive minor (min(n, d)).
     :return: the logarithm, -inf where every minor of these sizes is zero to rounding (its gradient is then zero).
 
-    Cost: O(d³) without a restriction, else O(N d³), N ≤ d + 4, and N ~ 13 √(min(k, d-k)) + 10 for a single size k.
+    Cost: O(d³) without a restriction, else O(N d³), N ≤ d + 4, and N ~ 13 √(k (1 - k/d)) + 10 for a single size k.
     """
     if low == 0 and high == rank:
         return jnp.linalg.slogdet(pencil(W, C).at(jnp.ones((), W.dtype)))[1]
