@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> dict[str, list[float]]:
     print(f"the repulsive prior finds them more often in {better.sum()} of {num_datasets} data sets")
     inclusion = {name: masks[name].mean(axis=0) for name in PRIORS}
     draw_figure(options.figure, inclusion, true, found)
-    print(f"The last data set and the means are drawn in {options.figure}")
+    print(f"The last data set and the shares of all are drawn in {options.figure}")
     return found
 
 

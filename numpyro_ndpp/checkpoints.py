@@ -81,6 +81,8 @@ def read_npz(path: str | Path, what: str, read: Callable[[Any], dict[str, np.nda
         try:
             with np.load(opened, allow_pickle=False) as file:
                 return read(file)
+        except MemoryError as error:  # a wrong byte may ask for any amount of it
+            raise ValueError(f"{path} is not {what}, or there is too little memory to read it: {error}") from error
         # Which of a dozen errors it is depends on the byte that is wrong.
         except Exception as error:
             raise ValueError(f"{path} is not {what}: {error}") from error

@@ -168,7 +168,7 @@ def load_baskets(
     """
     path = Path(path)
     with path.open("rb") as file:
-        is_npz = path.suffix == ".npz" or file.read(len(_ZIP)) == _ZIP
+        is_npz = path.suffix.lower() == ".npz" or file.read(len(_ZIP)) == _ZIP
     if is_npz and catalogue is not None:
         raise ValueError(f"catalogue is for text; {path} is an npz file, which has the names of its items")
     if is_npz:
@@ -361,7 +361,7 @@ def load_goodreads(path: str | Path, *, max_size: int | None = 100, progress_bar
     """
     path, unreviewed = Path(path), "books that were not reviewed"
     collected = _Collected(path, max_size, by_number=True)
-    if ".json" in path.suffixes:
+    if ".json" in map(str.lower, path.suffixes):
         for number, line in _lines(path, progress_bar):
             try:
                 record = json.loads(line)
@@ -405,6 +405,10 @@ class _Collected:
     def drop(self, reason: str, number: int = 1) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + number
 
+    def _said(self) -> str:
+        counted = ", ".join(f"{number:,} {reason}" for reason, number in self.dropped.items())
+        return counted and f"; dropped: {counted}"
+
     def baskets(
         self,
         progress_bar: bool,
@@ -415,12 +419,12 @@ class _Collected:
         """All of them, small enough, with the items in the order of their codes."""
         path = self.path
         if not self.of_basket:
-            raise ValueError(f"{path} has no baskets")
+            raise ValueError(f"{path} has no baskets" + self._said())
         rows, items = (np.frombuffer(numbers, dtype=np.int64) for numbers in self.pairs)
         if self.max_size is not None:
             large = np.bincount(rows) > self.max_size
             if large.all():
-                raise ValueError(f"{path} has no baskets of at most {self.max_size} lines")
+                raise ValueError(f"{path} has no baskets of at most {self.max_size} lines" + self._said())
             if large.any():
                 self.drop(f"baskets with more than {self.max_size} lines", int(large.sum()))
             rows, items = rows[~large[rows]], items[~large[rows]]
@@ -435,8 +439,7 @@ class _Collected:
         starts = np.flatnonzero(np.diff(rows, prepend=-1))
         baskets = [row.tolist() for row in np.split(items, starts[1:])]
         if self.dropped and progress_bar:
-            said = ", ".join(f"{number:,} {reason}" for reason, number in self.dropped.items())
-            print(f"{path}: {len(baskets):,} baskets of {len(codes):,} items; dropped: {said}", file=sys.stderr)
+            print(f"{path}: {len(baskets):,} baskets of {len(codes):,} items" + self._said(), file=sys.stderr)
         return Baskets(baskets, [name(codes[i]) for i in order], self.dropped)
 
 
@@ -453,7 +456,7 @@ def _lines(path: Path, progress_bar: bool) -> Iterator[tuple[int, str]]:
             disable=not progress_bar,
         ) as bar,
     ):
-        opened: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+        opened: Any = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
         try:
             for number, line in enumerate(opened, 1):
                 if number % _LINES_PER_UPDATE == 0:
@@ -470,7 +473,8 @@ def _lines(path: Path, progress_bar: bool) -> Iterator[tuple[int, str]]:
 
 def _table_rows(path: Path, wanted: Sequence[str], progress_bar: bool) -> Iterator[tuple[int, tuple[str, ...]]]:
     """The wanted columns of a csv or xlsx table, with the line of each row."""
-    if path.suffix == ".xlsx":
+    is_sheet = path.suffix.lower() == ".xlsx"
+    if is_sheet:
         rows: Iterator[tuple[int, list[str]]] = _sheet_rows(path, progress_bar)
     else:
         # A quoted field may hold line ends: the csv reader takes as many lines as it needs.
@@ -488,8 +492,11 @@ def _table_rows(path: Path, wanted: Sequence[str], progress_bar: bool) -> Iterat
         raise ValueError(f"{path}, line 1: no column {missing[0]!r}; the columns are {header}")
     places = [header.index(name) for name in wanted]
     for line, row in rows:
+        if is_sheet:
+            row += [""] * (len(header) - len(row))  # empty cells at the end are left out
         if len(row) <= max(places):
-            raise ValueError(f"{path}, line {line}: {len(row)} fields, but column {wanted[-1]!r} is wanted")
+            absent = next(name for name, place in zip(wanted, places, strict=True) if place >= len(row))
+            raise ValueError(f"{path}, line {line}: {len(row)} fields, but column {absent!r} is wanted")
         yield line, tuple(row[i] for i in places)
 
 
@@ -511,6 +518,8 @@ def _sheet_rows(path: Path, progress_bar: bool) -> Iterator[tuple[int, list[str]
     with path.open("rb") as file:
         try:
             yield from _cells(file, progress_bar)
+        except MemoryError:
+            raise
         # Which of a dozen errors it is depends on the byte that is wrong.
         except Exception as error:
             raise ValueError(f"{path} is not an xlsx file: {error}") from error

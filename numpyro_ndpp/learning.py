@@ -229,6 +229,8 @@ def fit(
     for name, value in (("gamma", gamma), ("anchor", anchor), ("patience", patience), ("seed", seed)):
         if not value >= 0:
             raise ValueError(f"{name} must not be negative, got {value}")
+    if seed >= 2**63:
+        raise ValueError(f"seed must be below 2**63, got {seed}")
     folder = None if checkpoint is None else Path(checkpoint).resolve().parent
     if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise ValueError(f"checkpoint: {folder} is not a folder that can be written to")
@@ -338,7 +340,7 @@ class _Learner:
         options: Any = {"xla_gpu_autotune_level": 0} if jax.default_backend() == "gpu" else None
         self._advance = jax.jit(self._many_steps, donate_argnums=0, compiler_options=options)
         self._judge = jax.jit(self._validation_and_price, compiler_options=options)
-        self._kernel = jax.jit(self._features)
+        self._kernel = jax.jit(self._features, compiler_options=options)
 
     def start(self, data: tuple[Any, ...]) -> Any:
         """The state before the first step."""

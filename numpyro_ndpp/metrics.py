@@ -77,7 +77,8 @@ def _lists(baskets: Subsets, num_items: int) -> list[np.ndarray]:
 def _size_groups(sizes: np.ndarray) -> np.ndarray:
     """Which of three groups a size is in: equal steps of the logarithm from 1 to the largest."""
     largest = max(int(sizes.max()), 2)
-    return np.minimum((3 * np.log(np.maximum(sizes, 1)) / np.log(largest)).astype(int), 2)
+    edges = np.linspace(0, np.log10(largest), 4)[1:3]
+    return np.searchsorted(edges, np.log10(np.maximum(sizes, 1)), side="right")
 
 
 def _mean_over_groups(statistic: Callable[[np.ndarray], float], groups: np.ndarray) -> Callable[[np.ndarray], float]:
@@ -183,7 +184,7 @@ def mean_percentile_rank(
         hidden, its rank is the share of the possible items that are less likely, and the mean is over the means of
         three groups of sizes. A hidden item that is impossible has rank 0 in both.
     :param level, num_bootstraps, seed: as in :func:`mean_log_likelihood`; what is hidden depends on the seed too.
-    :raises ValueError: for another definition, no basket of two items, items out of range.
+    :raises ValueError: for another definition, no basket of two items, items out of range, scores of another shape.
 
     Scores of all items, O(n m d) for a basket of m, in chunks. Baskets of like sizes are put together.
 
@@ -194,7 +195,7 @@ def mean_percentile_rank(
     """
     if definition not in ("paper", "reference"):
         raise ValueError(f"definition must be 'paper' or 'reference', got {definition!r}")
-    judged = law if isinstance(law, SubsetDistribution) else jnp.asarray(law)
+    judged = law if isinstance(law, SubsetDistribution) else _in_order(law)
     n = judged.num_items if isinstance(judged, SubsetDistribution) else len(judged)
     lists, rng = [basket for basket in _lists(baskets, n) if len(basket) > 1], np.random.default_rng(seed)
     if not lists:
@@ -222,6 +223,15 @@ def mean_percentile_rank(
     groups = _size_groups(sizes + 1)
     statistic = _mean_over_groups(lambda part: ranks[part].mean(), groups)
     return _bootstrap(statistic, groups, level, seed, num_bootstraps)
+
+
+def _in_order(scores: ArrayLike) -> Array:
+    """The scores (n,) by their places in order, equal ones alike: float32 would not hold all their digits."""
+    given = np.asarray(scores)
+    if given.ndim != 1:
+        raise ValueError(f"law must be a distribution or a score for every item, got an array of shape {given.shape}")
+    places = np.unique(given, return_inverse=True)[1].astype(np.float32)
+    return jnp.where(given > -np.inf, places, -jnp.inf)
 
 
 @jax.jit

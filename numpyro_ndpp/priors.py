@@ -61,6 +61,8 @@ def _item_scale(counts: ArrayLike, num_baskets: int) -> Array:
 
     In float32, and so is all that follows, unless the counts are of another floating type.
     """
+    if not_jax_tracer(counts) and not np.all(np.asarray(counts) > 0):
+        raise ValueError("counts must be positive: item_counts has one for an item that no basket holds")
     counts = jnp.asarray(counts)
     dtype = counts.dtype if jnp.issubdtype(counts.dtype, jnp.floating) else jnp.float32
     return jnp.sqrt(counts.astype(dtype) / num_baskets)[:, None]
@@ -113,7 +115,7 @@ def ndpp_prior(
         that the posterior is improper: for a maximum, not for draws.
     :param anchor: what v_i √(N/μ_i) is centred on (n, d₁); None: zero, as published.
     :param settings: for :class:`~numpyro_ndpp.NDPP`, such as ``min_size=1``.
-    :raises ValueError: for an anchor of another shape, a strength that is not positive.
+    :raises ValueError: for an anchor of another shape, a strength or a count that is not positive.
 
     O(n d) beside what the law costs.
 
@@ -237,7 +239,9 @@ def to_event_width(baskets: ArrayLike, law: NDPP) -> Array:
     Array([[0, 2, 4]], dtype=...)
     """
     baskets = jnp.asarray(baskets)
-    baskets = baskets.astype(jnp.promote_types(baskets.dtype, jnp.int32))  # may be too narrow for the number of items
+    if jnp.issubdtype(baskets.dtype, jnp.integer):
+        # Signed, and wide enough for the number of items.
+        baskets = baskets.astype(jnp.int64 if baskets.dtype.itemsize == 8 else jnp.int32)
     width = law.event_shape[0]
     missing = [(0, 0)] * (baskets.ndim - 1) + [(0, max(width - baskets.shape[-1], 0))]
     too_large = jnp.any(baskets[..., width:] < law.num_items, axis=-1, keepdims=True)

@@ -57,7 +57,7 @@ def _padded(
     if longest > width:
         i = int(np.argmax(lengths > width))
         raise ValueError(f"{name}: row {i} has {lengths[i]} items, which is more than the width of {width}")
-    items = np.concatenate(rows) if lengths.sum() else np.zeros(0, np.int64)
+    items = np.concatenate([np.zeros(0, np.int64), *(row.astype(np.int64, copy=False) for row in rows if row.size)])
     row_of = np.repeat(np.arange(len(rows)), lengths)
     bad = (items < 0) | (items >= num_items)
     if bad.any():

@@ -75,6 +75,23 @@ def test_uk_retail(kind, tmp_path, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_empty_cells_at_the_end_of_a_row(tmp_path):
+    rows = [("InvoiceNo", "StockCode", "Quantity", "Description"), ("1", "A", "2", "TEA"), ("1", "B", "1")]
+    write_xlsx(tmp_path / "retail.XLSX", rows)
+    found = load_uk_retail(tmp_path / "retail.XLSX")
+    assert (found.items, found.baskets) == (["A TEA", "B"], [[0, 1]])
+    write_csv(tmp_path / "retail.csv", rows)
+    with pytest.raises(ValueError, match=r"line 3: 3 fields, but column 'Description' is wanted"):
+        load_uk_retail(tmp_path / "retail.csv")
+
+
+def test_what_was_dropped_is_said_when_nothing_is_left(tmp_path):
+    path = tmp_path / "goodreads.csv"
+    path.write_text("user_id,book_id,is_reviewed\nu1,7,0\nu2,8,0\n")
+    with pytest.raises(ValueError, match=r"has no baskets; dropped: 2 books that were not reviewed"):
+        load_goodreads(path)
+
+
 def test_recipes(tmp_path):
     path = tmp_path / "PP_recipes.csv"
     path.write_text(

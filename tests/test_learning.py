@@ -254,12 +254,33 @@ def test_interrupted_run_ends_where_an_uninterrupted_one_does(shop, tmp_path, mo
             patch.setattr(learning, "_write_checkpoint", write_and_stop)
             with pytest.raises(Interrupted):
                 fit(shop.baskets, 12, checkpoint=path, **settings)
+    seconds = read_arrays(path, ())[0]["history_seconds"]
     resumed = fit(shop.baskets, 12, checkpoint=path, **settings)
+    assert (resumed.history["seconds"][:2] == seconds).all()  # it did go on, and did not start again
     for name in ("V", "B", "D"):
         assert (getattr(resumed, name) == getattr(whole, name)).all()
     assert (resumed.history["validation"] == whole.history["validation"]).all()
     finished = fit(shop.baskets, 12, checkpoint=path, **settings)
     assert (finished.V == whole.V).all()
+
+
+def test_patience_goes_on_where_it_was(shop, tmp_path, monkeypatch):
+    falling = iter(range(0, -100, -1))
+    monkeypatch.setattr(learning._Learner, "judge", lambda *_: (float(next(falling)), 0.0))
+    settings = SMALL | {"checkpoint": tmp_path / "run.npz", "checkpoint_every": 10, "patience": 3}
+    write = learning._write_checkpoint
+
+    def write_and_stop(path, settings, state, progress):
+        write(path, settings, state, progress)
+        if progress.step == 20:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(learning, "_write_checkpoint", write_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            fit(shop.baskets, 12, **settings | {"num_steps": 90})
+    resumed = fit(shop.baskets, 12, **settings | {"num_steps": 90})
+    assert resumed.history["step"].tolist() == [10, 20, 30, 40]  # the first is the best, and three follow
 
 
 def test_hopeless_fit_says_so():
@@ -330,7 +351,10 @@ def test_baskets_too_large_for_the_event_are_impossible():
     rows = to_event_width(jnp.array([[0, 1, 4, 4], [0, 1, 2, 4]]), law)
     assert rows.tolist() == [[0, 1], [-1, -1]]
     large = NDPP(jnp.ones((300, 3)), jnp.zeros((300, 0)), jnp.zeros((0, 0)))
-    assert to_event_width(jnp.array([[1, 44]], jnp.uint8), large).tolist() == [[1, 44, 300]]
+    for dtype in (np.uint8, np.uint32, np.uint64):
+        widened = to_event_width(np.array([[1, 44]], dtype), large)
+        assert widened.tolist() == [[1, 44, 300]]
+        assert jnp.issubdtype(widened.dtype, jnp.signedinteger)
     assert law.log_prob(rows)[1] == -jnp.inf
 
 
@@ -359,8 +383,10 @@ def test_killed_run_ends_where_an_uninterrupted_one_does(tmp_path):
         process.send_signal(signal.SIGKILL)
         process.wait()
         assert not (tmp_path / "killed").exists()
+    seconds = read_arrays(path, ())[0]["history_seconds"]
     assert start(path, tmp_path / "killed").wait(600) == 0
     whole, killed = Fit.load(tmp_path / "whole"), Fit.load(tmp_path / "killed")
+    assert (killed.history["seconds"][: len(seconds)] == seconds).all()  # it did go on
     for name in ("V", "B", "D"):
         assert (getattr(killed, name) == getattr(whole, name)).all()
 
@@ -466,6 +492,8 @@ def test_checkpoint_of_another_run_is_refused(shop, tmp_path):
         ([[0], [1]], {"num_steps": np.array(1.5)}, "num_steps must be an integer, got"),
         ([[0], [1]], {"alpha": "x"}, "alpha must be a number, got 'x'"),
         ([[0], [1]], {"seed": -1}, "seed must not be negative, got -1"),
+        ([[0], [1]], {"seed": 2**64}, r"seed must be below 2\*\*63, got 18446744073709551616"),
+        ([[0], [], [7]], {}, "baskets: row 2 has item 7; items must be"),
         ([[0], [1]], {"alpha": 0.0}, "alpha must be positive, got 0.0"),
         ([[0], [1]], {"learning_rate": -1.0}, "learning_rate must be positive"),
         ([[0], [1]], {"gamma": -1.0, "model": "ondpp"}, "gamma must not be negative, got -1.0"),
@@ -479,6 +507,12 @@ def test_checkpoint_of_another_run_is_refused(shop, tmp_path):
 def test_bad_input(baskets, settings, message):
     with pytest.raises(ValueError, match=message):
         fit(baskets, 5, **{"rank": 2, "progress_bar": False} | settings)
+
+
+def test_counts_of_zero_are_refused():
+    for prior in (ndpp_prior, ondpp_prior, symmetric_prior):
+        with pytest.raises(ValueError, match="counts must be positive: item_counts has one"):
+            handlers.seed(prior, 0)(np.array([2, 0, 1]), 3, rank=(2, 2))
 
 
 def test_fits_under_both_precisions_give_float32(shop, without_x64):

@@ -7,7 +7,7 @@ from jax import random
 
 from numpyro_ndpp import NDPP
 from numpyro_ndpp.datasets import simulate_baskets
-from numpyro_ndpp.metrics import mean_log_likelihood, mean_percentile_rank, subset_auc
+from numpyro_ndpp.metrics import _size_groups, mean_log_likelihood, mean_percentile_rank, subset_auc
 
 N = 12
 
@@ -82,6 +82,24 @@ def test_percentile_rank(law, baskets, log_prob, definition):
         ranks.mean() if definition == "paper" else np.mean([ranks[groups == g].mean() for g in np.unique(groups)])
     )
     assert mean_percentile_rank(law, baskets, definition=definition, seed=5).value == pytest.approx(expected, rel=1e-6)
+
+
+def test_scores_keep_all_their_digits(without_x64):
+    rng = np.random.default_rng(0)
+    scores = 40 + 1e-9 * rng.permutation(200)
+    chosen = [rng.choice(200, size=4, replace=False) for _ in range(400)]
+    assert abs(mean_percentile_rank(scores, chosen, num_bootstraps=0).value - 50) < 6  # four standard errors
+    large = 2**40 * np.arange(5)
+    assert mean_percentile_rank(large, [[0, 4]], definition="reference").value == 75  # none of four is likelier
+    for impossible in (-np.inf, np.nan):
+        assert mean_percentile_rank([3.0, 2.0, impossible, 1.0], [[0, 2]], definition="reference").value == 0
+    with pytest.raises(ValueError, match=r"a score for every item, got an array of shape \(2, 2\)"):
+        mean_percentile_rank(np.eye(2), [[0, 1]])
+
+
+def test_groups_are_cut_where_the_authors_cut_them():
+    assert _size_groups(np.array([1, 4, 5, 24, 25, 125])).tolist() == [0, 0, 1, 1, 2, 2]
+    assert _size_groups(np.array([0, 1, 2])).tolist() == [0, 0, 2]
 
 
 def test_percentile_rank_of_popularity(baskets):
