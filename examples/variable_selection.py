@@ -62,8 +62,8 @@ def model(X, y, prior: NDPP) -> None:
 def posterior_masks(X, y, prior: NDPP, num_samples: int) -> jax.Array:
     """Which covariates enter, in every draw of the posterior: the subset by SubsetGibbs, the rest by NUTS.
 
-    The whole run is one compiled function of data and prior, and serves all data sets: `MCMC.run` outside of `jit`
-    compiles again whenever it is called.
+    The whole run is one compiled function of data and prior, and serves all data sets: outside of `jit`, and
+    without a progress bar, `MCMC.run` compiles again whenever it is called.
     """
     kernel = Gibbs([(SubsetGibbs(model, "chosen", num_moves=5), ["chosen"]), (NUTS(model, max_tree_depth=3), None)])
     mcmc = MCMC(kernel, num_warmup=num_samples // 2, num_samples=num_samples, progress_bar=False)
