@@ -406,6 +406,7 @@ class _Collected:
         self.dropped[reason] = self.dropped.get(reason, 0) + number
 
     def _said(self) -> str:
+        """What was dropped so far, as the end of a sentence; nothing if nothing was."""
         counted = ", ".join(f"{number:,} {reason}" for reason, number in self.dropped.items())
         return counted and f"; dropped: {counted}"
 
