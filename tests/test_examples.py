@@ -61,12 +61,16 @@ def test_kernel_is_learned_and_saved(tmp_path, capsys):
 def test_no_basket_is_judged_by_twice(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     split = runpy.run_path(str(BENCHMARKS / "learning.py"))["split"]
-    lists = [[i] for i in range(8203)]
+    sizes = np.random.default_rng(0).geometric(0.05, 8203)
+    lists = [[i] * size for i, size in enumerate(sizes)]
     parts = [split(lists, choice) for choice in range(4)]
     for train, validation, test in parts:
         assert sorted(train + validation + test) == lists
         assert (len(validation), len(test)) == (300, 2000)
     assert len({basket[0] for _, _, test in parts for basket in test}) == 8000
+    # Each has one of every four neighbours in size, so that means differ by (max - min) / 2000 at most.
+    means = [np.mean([len(basket) for basket in test]) for _, _, test in parts]
+    assert max(means) - min(means) <= (sizes.max() - sizes.min()) / 2000
     with pytest.raises(ValueError, match="8203 baskets allow for 4 choices of 2000"):
         split(lists, 4)
 
