@@ -4,6 +4,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -38,7 +39,10 @@ def write_whole(path: str | Path, write: Callable[[IO[bytes]], None]) -> None:
 
 
 def _remove_parts_of_killed_writers(path: Path) -> None:
+    ours = re.compile(re.escape(path.name) + r"\.[0-9a-f]{8}\.part")
     for part in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
+        if not ours.fullmatch(part.name):
+            continue
         try:
             if time.time() - part.stat().st_mtime > _SECONDS_OF_A_WRITER:
                 part.unlink()

@@ -28,6 +28,7 @@ sampling for nonsymmetric determinantal point processes*, ICLR.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -50,10 +51,18 @@ __all__ = ["basket_model", "item_counts", "ndpp_prior", "ondpp_prior", "symmetri
 def item_counts(baskets: ArrayLike, num_items: int) -> np.ndarray:
     """How many of the padded baskets (N, m) hold each item, (n,); an item that none holds counts as one, as published.
 
+    :raises ValueError: for items out of range.
+
     >>> item_counts(np.array([[0, 2], [2, 3]]), num_items=3)
     array([1, 1, 2])
     """
-    return np.maximum(np.bincount(np.asarray(baskets).ravel(), minlength=num_items + 1)[:num_items], 1)
+    items = np.asarray(baskets)
+    bad = (items < 0) | (items > num_items)
+    if bad.any():
+        raise ValueError(
+            f"baskets: item {items[bad][0]} is not one of 0 to {num_items - 1}, nor {num_items}, which fills up"
+        )
+    return np.maximum(np.bincount(items.ravel().astype(np.int64), minlength=num_items + 1)[:num_items], 1)
 
 
 def _item_scale(counts: ArrayLike, num_baskets: int) -> Array:
@@ -69,12 +78,19 @@ def _item_scale(counts: ArrayLike, num_baskets: int) -> Array:
 
 
 def _features(
-    name: str, counts: ArrayLike, num_baskets: int, num_columns: int, strength: float, anchor: ArrayLike | None = None
+    name: str,
+    counts: ArrayLike,
+    num_baskets: int,
+    num_columns: int,
+    strength: ArrayLike,
+    anchor: ArrayLike | None = None,
 ) -> Array:
     """Features with rows N(√(μ_i/N) anchor_i, μ_i/(2 strength N)), written as a scale times features of one scale."""
     scale = _item_scale(counts, num_baskets)
     mean = _centre(anchor, len(scale), num_columns, scale.dtype)
     _check_strengths(strength)
+    if np.ndim(strength):  # one for each kernel of a plate
+        strength = jnp.asarray(strength)[..., None, None]
     plain = dist.Normal(mean, (2 * strength) ** -0.5)
     return numpyro.sample(name, dist.TransformedDistribution(plain, AffineTransform(0.0, scale)).to_event(2))
 
@@ -87,8 +103,8 @@ def _centre(anchor: ArrayLike | None, num_items: int, num_columns: int, dtype: A
     return jnp.asarray(anchor, dtype)
 
 
-def _check_strengths(*strengths: float) -> None:
-    if all(map(not_jax_tracer, strengths)) and not all(strength > 0 for strength in strengths):
+def _check_strengths(*strengths: ArrayLike) -> None:
+    if all(map(not_jax_tracer, strengths)) and not all(np.all(np.asarray(strength) > 0) for strength in strengths):
         raise ValueError(f"alpha and beta must be positive, got {' and '.join(map(repr, strengths))}")
 
 
@@ -101,8 +117,8 @@ def ndpp_prior(
     num_baskets: int,
     *,
     rank: tuple[int, int] = (100, 100),
-    alpha: float = 0.01,
-    beta: float = 0.01,
+    alpha: ArrayLike = 0.01,
+    beta: ArrayLike = 0.01,
     anchor: ArrayLike | None = None,
     **settings: Any,
 ) -> NDPP:
@@ -111,8 +127,9 @@ def ndpp_prior(
     :param counts: how many baskets hold each item (n,), one at least (:func:`item_counts`).
     :param num_baskets: their number N.
     :param rank: the columns of V and of B.
-    :param alpha, beta: the strengths of the priors of V and of B, which may be random themselves. D has a flat one, so
-        that the posterior is improper: for a maximum, not for draws.
+    :param alpha, beta: the strengths of the priors of V and of B, which may be random themselves; within a plate, where
+        there is a kernel for each of its members, one for all or one for each. D has a flat one, so that the posterior
+        is improper: for a maximum, not for draws.
     :param anchor: what v_i √(N/μ_i) is centred on (n, d₁); None: zero, as published.
     :param settings: for :class:`~numpyro_ndpp.NDPP`, such as ``min_size=1``.
     :raises ValueError: for an anchor of another shape, a strength or a count that is not positive.
@@ -141,7 +158,7 @@ def symmetric_prior(
     num_baskets: int,
     *,
     rank: tuple[int, int] = (100, 0),
-    alpha: float = 0.01,
+    alpha: ArrayLike = 0.01,
     anchor: ArrayLike | None = None,
     **settings: Any,
 ) -> NDPP:
@@ -152,7 +169,7 @@ def symmetric_prior(
     2
     """
     V = _features("V", counts, num_baskets, rank[0], alpha, anchor)
-    return NDPP(V, jnp.zeros((len(V), 0), V.dtype), jnp.zeros((0, 0), V.dtype), **settings)
+    return NDPP(V, jnp.zeros((V.shape[-2], 0), V.dtype), jnp.zeros((0, 0), V.dtype), **settings)
 
 
 def ondpp_prior(
@@ -198,22 +215,24 @@ def ondpp_prior(
     V = _flat("V_raw", n, d1) * scale
     # What rounding leaves of B in V after one projection is taken out by a second.
     for _ in range(2):
-        V = V - matmul(B, matmul(B.T, V))
+        V = V - matmul(B, matmul(B.mT, V))
     sigma = _flat("sigma", d2 // 2, support=constraints.positive)
     weights = scale**-2
     mean = 0.0 if anchor is None else scale * _centre(anchor, n, d1, scale.dtype)
-    numpyro.factor("prior_V", -alpha * jnp.sum(weights * (V - mean) ** 2))
-    numpyro.factor("prior_B", -beta * jnp.sum(weights * B**2))
+    numpyro.factor("prior_V", -alpha * jnp.sum(weights * (V - mean) ** 2, axis=(-2, -1)))
+    numpyro.factor("prior_B", -beta * jnp.sum(weights * B**2, axis=(-2, -1)))
     numpyro.factor("proposals", -gamma * num_baskets * log_expected_proposals(sigma))
     first = 2 * jnp.arange(d2 // 2)
-    return NDPP(V, B, jnp.zeros((d2, d2), sigma.dtype).at[first, first + 1].set(sigma), **settings)
+    D = jnp.zeros((*sigma.shape[:-1], d2, d2), sigma.dtype).at[..., first, first + 1].set(sigma)
+    return NDPP(V, B, D, **settings)
 
 
 def log_expected_proposals(sigma: Array) -> Array:
     """Σ log(1 + 2σ_j/(σ_j² + 1)), for an orthogonal NDPP, whatever its V."""
-    return jnp.sum(jnp.log1p(2 * sigma / (sigma**2 + 1)))
+    return jnp.sum(jnp.log1p(2 * sigma / (sigma**2 + 1)), axis=-1)
 
 
+@partial(jnp.vectorize, signature="(n,d)->(n,d)")
 def orthonormalize(A: Array) -> Array:
     """An orthonormal basis (n, d) of the columns of A, by Cholesky's factor of AᵀA, three times: no step but products.
 

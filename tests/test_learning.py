@@ -228,7 +228,9 @@ def test_saved_and_loaded(shop, tmp_path):
     assert loaded.settings == result.settings
     for name in ("V", "B", "D"):
         assert (getattr(loaded, name) == getattr(result, name)).all()
-    assert loaded.history.keys() == result.history.keys()
+    assert {name: values.tolist() for name, values in loaded.history.items()} == {
+        name: values.tolist() for name, values in result.history.items()
+    }
     assert loaded.distribution().rank == 8
     (tmp_path / "other").write_text("no kernel")
     with pytest.raises(ValueError, match="other is not a file that numpyro_ndpp saved"):
@@ -433,12 +435,14 @@ def test_two_writers_do_no_damage(tmp_path):
 
 
 def test_what_killed_writers_left_is_removed_after_a_while(tmp_path):
-    old, young = tmp_path / "run.npz.00000000.part", tmp_path / "run.npz.11111111.part"
-    for part in (old, young):
+    names = ("00000000.part", "11111111.part", "2019-backup.part", "npz.00000000.part")
+    old, young, backup, other = (tmp_path / f"run.npz.{name}" for name in names)
+    for part in (old, young, backup, other):
         part.write_bytes(b"half")
-    os.utime(old, (0, 0))
+    for part in (old, backup, other):
+        os.utime(part, (0, 0))
     write_arrays(tmp_path / "run.npz", {"a": np.zeros(3)}, {})
-    assert sorted(os.listdir(tmp_path)) == ["run.npz", young.name]
+    assert sorted(os.listdir(tmp_path)) == sorted(["run.npz", young.name, backup.name, other.name])
 
 
 def test_link_to_a_checkpoint_stays_one(tmp_path):
@@ -515,9 +519,50 @@ def test_counts_of_zero_are_refused():
             handlers.seed(prior, 0)(np.array([2, 0, 1]), 3, rank=(2, 2))
 
 
-def test_fits_under_both_precisions_give_float32(shop, without_x64):
+def test_fits_without_64_bits_give_float32(shop, without_x64):
     result = fit(shop.baskets, 12, **SMALL)
     assert result.V.dtype == result.B.dtype == result.D.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("prior", "sites"), [(ndpp_prior, "V B D"), (symmetric_prior, "V"), (ondpp_prior, "V_raw B_raw sigma")]
+)
+def test_priors_within_a_plate_are_those_of_each_kernel(prior, sites):
+    counts, shapes = np.array([3.0, 1.0, 2.0, 5.0, 4.0]), {"V": (5, 2), "B": (5, 2), "D": (2, 2), "sigma": (1,)}
+    keys = random.split(random.key(0), 3)
+    # As many kernels as V has columns: a strength that went along the wrong axis would fit too.
+    values = {
+        site: abs(random.normal(key, (2, *shapes[site.removesuffix("_raw")])))
+        for site, key in zip(sites.split(), keys, strict=False)
+    }
+    alpha = jnp.array([1.0, 100.0])
+    if prior is ondpp_prior:
+        alpha = jnp.array([3.0, 3.0])  # not to be learned, so one for all
+
+    def shops():
+        with numpyro.plate("shops", 2):
+            return prior(counts, 7, rank=(2, 2), alpha=3.0 if prior is ondpp_prior else alpha)
+
+    one_by_one = [
+        handlers.substitute(
+            partial(prior, counts, 7, rank=(2, 2), alpha=float(strength)), {k: v[i] for k, v in values.items()}
+        )
+        for i, strength in enumerate(alpha)
+    ]
+    law = handlers.seed(handlers.substitute(shops, values), 0)()
+    assert law.batch_shape == (2,)
+    subset = np.array([0, 3, 5][: law.event_shape[0]] + [5] * (law.event_shape[0] - 3))
+    for i, single in enumerate(one_by_one):
+        np.testing.assert_allclose(law.log_prob(subset)[i], handlers.seed(single, 0)().log_prob(subset), rtol=1e-10)
+    together = log_density(shops, (), {}, values)[0]
+    np.testing.assert_allclose(together, sum(log_density(single, (), {}, {})[0] for single in one_by_one), rtol=1e-10)
+
+
+def test_counts_of_items_out_of_range_are_refused():
+    for baskets in ([[0, 9]], [[-1, 2]]):
+        with pytest.raises(ValueError, match="is not one of 0 to 2, nor 3, which fills up"):
+            item_counts(np.array(baskets), 3)
+    assert item_counts(np.zeros((0, 2)), 3).tolist() == [1, 1, 1]
 
 
 def test_no_array_of_all_items_is_copied_often(without_x64):
