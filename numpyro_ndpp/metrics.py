@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
+from numpyro.distributions import Distribution
 
 from numpyro_ndpp.base import SubsetDistribution
 from numpyro_ndpp.kernel import halving_widths
@@ -66,6 +67,13 @@ def _bootstrap(
     return Estimate(value, float(low), float(high))
 
 
+def _check_law(law: SubsetDistribution) -> None:
+    if not isinstance(law, SubsetDistribution):
+        raise TypeError(f"law must be a distribution of padded subsets, such as an NDPP, got {type(law).__name__}")
+    if law.batch_shape:
+        raise ValueError(f"law must be one distribution, got a batch of shape {law.batch_shape}: judge one at a time")
+
+
 def _lists(baskets: Subsets, num_items: int) -> list[np.ndarray]:
     """Baskets as arrays of item numbers, checked."""
     lists = [row[row < num_items] for row in as_padded("baskets", baskets, num_items)]
@@ -104,7 +112,10 @@ def mean_log_likelihood(
     :param level: the probability of the bootstrap interval, between 0 and 1.
     :param num_bootstraps: how many times baskets are drawn anew for it; 0: no interval, its ends are NaN.
     :param seed: of these draws.
-    :raises ValueError: for no baskets, items out of range, a level or a number that is not allowed.
+    :raises ValueError: for a batch of laws, no baskets, items out of range, a level or a number that is not allowed.
+    :raises TypeError: for a law that is none of padded subsets.
+
+    The value is NaN, here and below, if the law's normaliser is not a number.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_ndpp import NDPP
@@ -112,6 +123,7 @@ def mean_log_likelihood(
     >>> round(mean_log_likelihood(law, [[0], [1, 2]]).value, 3)
     -2.079
     """
+    _check_law(law)
     values = _log_probs(law, _lists(baskets, law.num_items))
     return _bootstrap(lambda chosen: values[chosen].mean(), np.zeros(len(values)), level, seed, num_bootstraps)
 
@@ -135,7 +147,7 @@ def subset_auc(
         AUC within each of three groups of sizes, averaged, as published. ``"pooled"``: one AUC over baskets of all
         sizes, which small baskets, always likelier than large ones, blur. Ties count one half.
     :param level, num_bootstraps, seed: as in :func:`mean_log_likelihood`; the random subsets depend on the seed too.
-    :raises ValueError: for another kind, no baskets, items out of range.
+    :raises ValueError: for another kind, a batch of laws, no baskets, items out of range.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_ndpp import NDPP
@@ -146,11 +158,12 @@ def subset_auc(
     """
     if kind not in ("paired", "grouped", "pooled"):
         raise ValueError(f"kind must be 'paired', 'grouped' or 'pooled', got {kind!r}")
+    _check_law(law)
     lists, rng = _lists(baskets, law.num_items), np.random.default_rng(seed)
     random_sets = [np.sort(rng.choice(law.num_items, size=len(basket), replace=False)) for basket in lists]
     real, fake = _log_probs(law, lists), _log_probs(law, random_sets)
     if kind == "paired":
-        wins = (real > fake) + 0.5 * (real == fake)
+        wins = np.where(np.isnan(real + fake), np.nan, (real > fake) + 0.5 * (real == fake))
         return _bootstrap(lambda chosen: wins[chosen].mean(), np.zeros(len(wins)), level, seed, num_bootstraps)
     groups = _size_groups(np.array(list(map(len, lists)))) if kind == "grouped" else np.zeros(len(lists), int)
     statistic = _mean_over_groups(lambda part: _auc(real[part], fake[part]), groups)
@@ -159,6 +172,8 @@ def subset_auc(
 
 def _auc(real: np.ndarray, fake: np.ndarray) -> float:
     """The probability that one of ``real`` is above one of ``fake``, ties by half."""
+    if np.isnan(real).any() or np.isnan(fake).any():
+        return np.nan
     ordered = np.sort(fake)
     below, not_above = (np.searchsorted(ordered, real, side=side) for side in ("left", "right"))
     return float(np.mean(below + not_above) / (2 * len(fake)))
@@ -184,7 +199,8 @@ def mean_percentile_rank(
         hidden, its rank is the share of the possible items that are less likely, and the mean is over the means of
         three groups of sizes. A hidden item that is impossible has rank 0 in both.
     :param level, num_bootstraps, seed: as in :func:`mean_log_likelihood`; what is hidden depends on the seed too.
-    :raises ValueError: for another definition, no basket of two items, items out of range, scores of another shape.
+    :raises ValueError: for another definition, a batch of laws, no basket of two items, items out of range, scores of
+        another shape.
 
     Scores of all items, O(n m d) for a basket of m, in chunks. Baskets of like sizes are put together.
 
@@ -195,6 +211,8 @@ def mean_percentile_rank(
     """
     if definition not in ("paper", "reference"):
         raise ValueError(f"definition must be 'paper' or 'reference', got {definition!r}")
+    if isinstance(law, Distribution):
+        _check_law(law)
     judged = law if isinstance(law, SubsetDistribution) else _in_order(law)
     n = judged.num_items if isinstance(judged, SubsetDistribution) else len(judged)
     lists, rng = [basket for basket in _lists(baskets, n) if len(basket) > 1], np.random.default_rng(seed)
@@ -218,6 +236,8 @@ def mean_percentile_rank(
     no_likelier, outside, likelier, possible, can_join = counts
     ranks = 100 * (no_likelier / outside if definition == "paper" else 1 - likelier / np.maximum(possible, 1))
     ranks[can_join == 0] = 0.0
+    if isinstance(judged, SubsetDistribution) and np.isnan(judged.log_normalizer):
+        ranks[:] = np.nan  # whatever the items' order by what is no number
     if definition == "paper":
         return _bootstrap(lambda chosen: ranks[chosen].mean(), np.zeros(len(ranks)), level, seed, num_bootstraps)
     groups = _size_groups(sizes + 1)
@@ -241,6 +261,7 @@ def _rank_counts(law: SubsetDistribution | Array, rest: Array, hidden: Array) ->
     whether the hidden one is possible itself."""
     if isinstance(law, SubsetDistribution):
         n, scores = law.num_items, law.next_item_log_prob(rest)
+        rest = law._with_pinned(rest)  # these are in every subset, and cannot join
     else:
         n, scores = len(law), jnp.broadcast_to(law, (len(rest), len(law)))
     outside = ~to_multihot(rest, n).astype(bool)

@@ -169,3 +169,30 @@ def test_impossible_items_are_last():
 def test_bad_intervals(settings, message):
     with pytest.raises(ValueError, match=message):
         mean_percentile_rank(np.ones(4), [[0, 1]], **settings)
+
+
+@pytest.mark.parametrize("metric", [mean_log_likelihood, subset_auc, mean_percentile_rank])
+def test_laws_that_cannot_be_judged(metric, law):
+    batch = NDPP(*(jnp.stack([part, part]) for part in (law.V, law.B, law.D)))
+    # as many baskets as kernels, which would fit
+    with pytest.raises(ValueError, match=r"law must be one distribution, got a batch of shape \(2,\)"):
+        metric(batch, [[0, 1], [1, 2]])
+    with pytest.raises(TypeError, match="law must be a distribution of padded subsets, such as an NDPP, got Multihot"):
+        metric(law.multihot(), [[0, 1], [1, 2]])
+
+
+@pytest.mark.parametrize("kind", ["paired", "grouped", "pooled"])
+def test_what_is_no_number_is_no_score(kind):
+    law = NDPP(jnp.full((4, 2), jnp.nan), jnp.zeros((4, 0)), jnp.zeros((0, 0)), validate_args=False)
+    estimates = mean_log_likelihood(law, [[0, 1]]), subset_auc(law, [[0, 1]], kind=kind)
+    for estimate in (*estimates, mean_percentile_rank(law, [[0, 1]])):
+        assert np.isnan(estimate).all()
+
+
+def test_pinned_items_are_not_beaten():
+    own = jnp.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.1, 1.0])
+    law = NDPP(jnp.diag(own), jnp.zeros((7, 0)), jnp.zeros((0, 0)))
+    # given 0 to 3, and 4 or 5 that are shown, the hidden one of 4 and 5 has 6 beside it
+    basket = [[4, 5]]
+    ranks = {mean_percentile_rank(law.condition(include=[0, 1, 2, 3]), basket, seed=seed).value for seed in range(8)}
+    assert ranks == {50.0, 100.0}
