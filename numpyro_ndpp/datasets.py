@@ -125,8 +125,8 @@ def save_baskets(path: str | Path, baskets: Subsets, items: Sequence[str]) -> No
 
     :param baskets: lists of item numbers, or padded subsets (N, m).
     :param items: the name of every item.
-    :raises ValueError: for items out of range or repeated within a basket.
-    :raises TypeError: for items that are not integers.
+    :raises ValueError: for items out of range or repeated within a basket, and for a name that ends in a null byte.
+    :raises TypeError: for items that are not integers, and one text in place of names.
     :raises OSError: if it cannot be written, for want of space for example; a file of that name stays as it was.
 
     >>> import pathlib, tempfile
@@ -135,10 +135,19 @@ def save_baskets(path: str | Path, baskets: Subsets, items: Sequence[str]) -> No
     >>> load_baskets(path).baskets
     [[0, 1], [1]]
     """
+    if isinstance(items, (str, bytes)):
+        raise TypeError(f"items must be the names of all items, got one text, {items!r}")
+    items = list(items)
+    names = np.array(items, dtype=np.str_).reshape(-1)
+    if len(names) != len(items):
+        raise TypeError(f"items must be a name for each item, got {items[0]!r} for the first")
+    ended = [name for name in items if isinstance(name, (str, bytes)) and name[-1:] in ("\0", b"\0")]
+    if ended:
+        raise ValueError(f"items: {ended[0]!r} ends in a null byte, which a file of names does not keep")
     rows = [row[row < len(items)] for row in as_padded("baskets", baskets, len(items))]
     indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     indices = np.concatenate([*rows, np.zeros(0, np.int32)])
-    arrays = {"indptr": indptr, "indices": indices, "items": np.array(items, dtype=np.str_)}
+    arrays = {"indptr": indptr, "indices": indices, "items": names}
     write_whole(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
 
 
@@ -308,7 +317,7 @@ def load_recipes(path: str | Path, *, max_size: int | None = 100, progress_bar: 
     """
     collected = _Collected(path, max_size, by_number=True)
     for line, (recipe, ids) in _table_rows(Path(path), ("id", "ingredient_ids"), progress_bar):
-        if not re.fullmatch(r"\s*\[[\d\s,]*\]\s*", ids):
+        if not re.fullmatch(r"\s*\[\s*(\d+\s*(,\s*\d+\s*)*)?\]\s*", ids):
             raise ValueError(f"{path}, line {line}: ingredient_ids is {ids[:40]!r}, not a list of numbers like [1, 2]")
         ingredients = re.findall(r"\d+", ids)
         if not ingredients:
@@ -326,7 +335,10 @@ def load_instacart(
     Products that no order names are left out. Other parameters and errors are those of :func:`load_uk_retail`.
     """
     columns = ("product_id", "product_name")
-    names = {product: name for _, (product, name) in _table_rows(Path(products), columns, progress_bar)}
+    names: dict[str, str] = {}
+    for line, (product, name) in _table_rows(Path(products), columns, progress_bar):
+        if names.setdefault(product, name) != name:
+            raise ValueError(f"{products}, line {line}: product {product!r} is {name!r}, and was {names[product]!r}")
     collected = _Collected(orders, max_size, by_number=True)
     for line, (order, product) in _table_rows(Path(orders), ("order_id", "product_id"), progress_bar):
         if product not in names:
@@ -355,9 +367,9 @@ def load_million_song(path: str | Path, *, max_size: int | None = 100, progress_
 def load_goodreads(path: str | Path, *, max_size: int | None = 100, progress_bar: bool = True) -> Baskets:
     """UCSD *Goodreads* interactions or reviews, csv or json (gzipped or not): one basket per reader, items are books.
 
-    The paper's baskets are the books that a reader has reviewed: rows of a csv whose ``is_reviewed`` is not 1, and
-    records of a json whose ``review_text_incomplete`` is there and empty, are dropped. The catalogue has the books of
-    the baskets that are kept. Other parameters and errors are those of :func:`load_uk_retail`.
+    The paper's baskets are the books that a reader has reviewed: rows of a csv whose ``is_reviewed`` is 0, and
+    records of a json whose ``review_text_incomplete`` is there and empty or null, are dropped. The catalogue has the
+    books of the baskets that are kept. Other parameters and errors are those of :func:`load_uk_retail`.
     """
     path, unreviewed = Path(path), "books that were not reviewed"
     collected = _Collected(path, max_size, by_number=True)
@@ -366,7 +378,7 @@ def load_goodreads(path: str | Path, *, max_size: int | None = 100, progress_bar
             try:
                 record = json.loads(line)
                 reader, book = record["user_id"], record["book_id"]
-                reviewed = record.get("review_text_incomplete", "a review") != ""
+                reviewed = record.get("review_text_incomplete", "a review") not in ("", None)
             except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
                 raise ValueError(
                     f"{path}, line {number}: an object with user_id and book_id, got {line[:60]!r}"
@@ -376,8 +388,10 @@ def load_goodreads(path: str | Path, *, max_size: int | None = 100, progress_bar
             else:
                 collected.drop(unreviewed)
     else:
-        for number, (reader, book, reviewed) in _table_rows(path, ("user_id", "book_id", "is_reviewed"), progress_bar):
-            if reviewed == "1":
+        for number, (reader, book, flag) in _table_rows(path, ("user_id", "book_id", "is_reviewed"), progress_bar):
+            if flag not in ("0", "1"):
+                raise ValueError(f"{path}, line {number}: is_reviewed is {flag[:40]!r}, not 0 or 1")
+            if flag == "1":
                 collected.add(number, reader, book)
             else:
                 collected.drop(unreviewed)

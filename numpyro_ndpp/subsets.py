@@ -82,6 +82,8 @@ def as_padded(name: str, subsets: Subsets, num_items: int) -> np.ndarray:
     """
     if isinstance(subsets, (np.ndarray, Array)):
         rows = np.asarray(subsets)
+        if rows.dtype == object:  # lists of different lengths, mostly
+            return _padded(name, rows.tolist(), num_items)
         if rows.ndim != 2:
             raise ValueError(f"{name} must be lists of items or padded subsets (s, m), got shape {rows.shape}")
         subsets = [row[row != num_items] for row in rows]

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import zipfile
 from functools import partial
 
@@ -104,9 +105,11 @@ def test_recipes(tmp_path):
     assert found.baskets == [[0, 1, 2], [2]]
     path.write_text('id,ingredient_ids\n1,"[3]"\n2,"[]"\n')
     assert load_recipes(path, progress_bar=False).dropped == {"recipes without ingredients": 1}
-    path.write_text('id,ingredient_ids\n1,"[3]"\n2,"[a]"\n')
-    with pytest.raises(ValueError, match=r"PP_recipes.csv, line 3: ingredient_ids is '\[a\]', not a list of numbers"):
-        load_recipes(path)
+    for bad in ("[a]", "[1 2]", "[3,,4]", "[3,]"):
+        path.write_text(f'id,ingredient_ids\n1,"[3]"\n2,"{bad}"\n')
+        message = f"PP_recipes.csv, line 3: ingredient_ids is {bad!r}, not a list of numbers"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            load_recipes(path)
 
 
 def test_instacart(tmp_path):
@@ -120,6 +123,9 @@ def test_instacart(tmp_path):
     assert found.baskets == [[0, 1], [1]]
     orders.write_text("order_id,product_id\n2,10\n2,77\n")
     with pytest.raises(ValueError, match=r"order_products__prior.csv, line 3: product '77' is not in"):
+        load_instacart(orders, products)
+    products.write_text("product_id,product_name\n77,Tea\n10,Milk\n77,Tea\n10,Cream\n")
+    with pytest.raises(ValueError, match=r"products.csv, line 5: product '10' is 'Cream', and was 'Milk'"):
         load_instacart(orders, products)
 
 
@@ -197,6 +203,19 @@ def test_bad_goodreads(tmp_path):
     path.write_text("user_id,book_id,is_reviewed\n,2,1\n")
     with pytest.raises(ValueError, match="line 2: the basket has no name"):
         load_goodreads(path)
+    path.write_text("user_id,book_id,is_reviewed\n1,2,1\n1,3,True\n")
+    with pytest.raises(ValueError, match=r"reviews.csv, line 3: is_reviewed is 'True', not 0 or 1"):
+        load_goodreads(path)
+
+
+def test_a_review_of_null_is_none(tmp_path):
+    path = tmp_path / "reviews.json"
+    path.write_text(
+        '{"user_id": 1, "book_id": 2}\n{"user_id": 1, "book_id": 3, "review_text_incomplete": null}\n',
+    )
+    found = load_goodreads(path)
+    assert found.items == ["2"]
+    assert found.dropped == {"books that were not reviewed": 1}
 
 
 def test_saved_baskets_are_loaded(tmp_path):
@@ -204,6 +223,20 @@ def test_saved_baskets_are_loaded(tmp_path):
     assert load_baskets(tmp_path / "b.npz")[:2] == ([[0, 2], [], [1]], ["a", "b", "c"])
     with pytest.raises(ValueError, match="row 0 has item 5; items must be 0 to 0"):
         save_baskets(tmp_path / "b.npz", [[5]], ["a"])
+
+
+def test_names_that_are_none_are_refused_and_the_file_stays(tmp_path):
+    path = tmp_path / "baskets.npz"
+    save_baskets(path, [[0, 1], [1]], {"tea": 0, "milk": 1})
+    assert load_baskets(path).items == ["tea", "milk"]
+    for names, error, message in (
+        ("ab", TypeError, "items must be the names of all items, got one text, 'ab'"),
+        ([["a", "b"], ["c", "d"]], TypeError, "a name for each item, got"),
+        (["a", "b\0"], ValueError, "ends in a null byte"),
+    ):
+        with pytest.raises(error, match=message):
+            save_baskets(path, [[0, 1]], names)
+    assert load_baskets(path).items == ["tea", "milk"]
 
 
 def test_an_npz_file_is_known_by_its_content(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_ndpp import constraints, from_multihot, pad_subsets, to_multihot, unpad_subsets
-from numpyro_ndpp.subsets import check_items
+from numpyro_ndpp.subsets import as_padded, check_items
 
 LISTS = [[3, 1], [], [0], [4, 2, 0]]
 
@@ -119,3 +119,12 @@ def test_positive_semidefinite_part(asarray):
     rows = np.random.default_rng(0).normal(size=(3, 20))
     assert constraint(asarray(rows.T @ rows))  # semidefinite up to rounding
     assert constraint(constraint.feasible_like(asarray(skew)))
+
+
+def test_arrays_of_lists():
+    ragged = np.empty(2, dtype=object)
+    ragged[:] = [[3, 1], [2]]
+    assert as_padded("baskets", ragged, 4).tolist() == [[1, 3], [2, 4]]
+    assert as_padded("baskets", np.array([[3, 1], [2, 0]], dtype=object), 4).tolist() == [[1, 3], [0, 2]]
+    with pytest.raises(ValueError, match="baskets: row 0 must be a list of items"):
+        as_padded("baskets", np.array([1, None], dtype=object), 4)
