@@ -92,9 +92,9 @@ def split(lists: list[list[int]], choice: int) -> tuple[list[list[int]], list[li
     return train, validation, test
 
 
-def judge(result: Fit, test: list[list[int]], num_bootstraps: int) -> list[tuple[float, float]]:
-    """Each number of a row but the seconds, with half its bootstrap interval."""
-    law, settings = result.distribution(), {"num_bootstraps": num_bootstraps}
+def judge(result: Fit, test: list[list[int]], num_bootstraps: int, seed: int) -> list[tuple[float, float]]:
+    """Each number of a row but the seconds, with half its bootstrap interval; what is hidden depends on the seed."""
+    law, settings = result.distribution(), {"num_bootstraps": num_bootstraps, "seed": seed}
     estimates = [mean_percentile_rank(law, test, definition=name, **settings) for name in ("paper", "reference")]
     estimates += [subset_auc(law, test, kind=kind, **settings) for kind in ("pooled", "grouped", "paired")]
     estimates.append(mean_log_likelihood(law, test, **settings))
@@ -102,11 +102,13 @@ def judge(result: Fit, test: list[list[int]], num_bootstraps: int) -> list[tuple
     return [*numbers, (float(Rejection().expected_proposals(law)), np.nan)]
 
 
-def judge_independent(counts: np.ndarray, num_baskets: int, test: list[list[int]]) -> list[tuple[float, float]]:
+def judge_independent(
+    counts: np.ndarray, num_baskets: int, test: list[list[int]], seed: int
+) -> list[tuple[float, float]]:
     """The same numbers where items are bought independently: those of their popularity and the log-likelihood."""
     # Rare items have equal counts, and each would be ranked before all the others.
     untied = counts + np.random.default_rng(0).random(len(counts)) / 2
-    ranks = [mean_percentile_rank(untied, test, definition=name) for name in ("paper", "reference")]
+    ranks = [mean_percentile_rank(untied, test, definition=name, seed=seed) for name in ("paper", "reference")]
     odds = counts / np.maximum(num_baskets - counts, 0.5)  # an item of all baskets may be missing from the next
     values = np.array([np.log(odds[basket]).sum() for basket in test]) - np.log1p(odds).sum()
     numbers = [(each.value, (each.high - each.low) / 2) for each in ranks]
@@ -161,7 +163,7 @@ def main(arguments: list[str] | None = None) -> list[str]:
             for choice in range(options.choices):
                 train, validation, test = split(lists, choice)
                 if name == "independent":
-                    numbers.append(judge_independent(item_counts(pad_subsets(train, n), n), len(train), test))
+                    numbers.append(judge_independent(item_counts(pad_subsets(train, n), n), len(train), test, choice))
                     continue
                 settings = dict(MODELS[name])
                 if options.steps:
@@ -171,7 +173,7 @@ def main(arguments: list[str] | None = None) -> list[str]:
                 start = time.perf_counter()
                 result = fit(train, n, validation=validation, seed=choice, progress_bar=False, **settings)
                 seconds = time.perf_counter() - start
-                numbers.append([*judge(result, test, 0 if options.quick else 200), (seconds, np.nan)])
+                numbers.append([*judge(result, test, 0 if options.quick else 200, choice), (seconds, np.nan)])
                 print(row(f"{name}, choice {choice}", numbers[-1:], ""), file=sys.stderr, flush=True)
                 if options.kernels and choice == 0:
                     options.kernels.mkdir(parents=True, exist_ok=True)

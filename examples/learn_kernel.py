@@ -52,7 +52,7 @@ def strongest(law: NDPP, counts: np.ndarray, number: int) -> tuple[list[Pair], l
 
 def short(name: str) -> str:
     """A name that fits beside a bar: no stock code in front, no shouting, cut where it is too long."""
-    name = re.sub(r"^\d{4,}\w*\s+(?=\S)", "", name)
+    name = re.sub(r"^\d{5,}\w*\s+(?=\S)", "", name)
     name = name.title() if name.isupper() else name
     return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1].rstrip() + "…"
 

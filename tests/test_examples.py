@@ -78,7 +78,7 @@ def test_no_basket_is_judged_by_twice(monkeypatch):
 def test_independent_items_have_the_likelihood_of_their_frequencies(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     judge = runpy.run_path(str(BENCHMARKS / "learning.py"))["judge_independent"]
-    likelihood = judge(np.array([5, 2, 8]), 10, [[0, 1], [2, 1]])[5][0]
+    likelihood = judge(np.array([5, 2, 8]), 10, [[0, 1], [2, 1]], 0)[5][0]
     assert likelihood == pytest.approx(np.log([0.5 * 0.2 * 0.2, 0.5 * 0.2 * 0.8]).mean())
 
 
