@@ -7,7 +7,7 @@ FOLDER holds baskets as npz files (:func:`numpyro_ndpp.datasets.load_baskets`). 
 to judge by and 300 to stop by; the rest is learned from. No two choices judge by the same basket, so that ten of them
 judge by every basket of UK Retail once (but 62). The log-likelihood is about proportional to the size of a basket, and
 goes up and down by two units from one simple random choice of 2,000 to another; so baskets are dealt to the choices by
-their sizes, as many large ones to each, which leaves the mean over all choices as it is, and 0.2 of the two units. All
+their sizes, as many large ones to each, which leaves the mean over all choices as it is, and 0.3 of the two units. All
 kernels have 200 columns: 100 in V and in B as in the papers, other numbers where the name says so, and all in V if the
 kernel is symmetric. Files in which some baskets have more than 200 items are refused.
 
@@ -76,6 +76,8 @@ def split(lists: list[list[int]], choice: int) -> tuple[list[list[int]], list[li
     """Baskets to learn from, to stop by and to judge by; all choices judge by baskets of about the same sizes."""
     num_test = min(NUM_TEST, len(lists) // 4)
     num_validation = min(NUM_VALIDATION, len(lists) // 10)
+    if num_test == 0:
+        raise ValueError(f"four baskets at least are needed, got {len(lists)}")
     num_choices = len(lists) // num_test
     if choice >= num_choices:
         raise ValueError(f"{len(lists)} baskets allow for {num_choices} choices of {num_test} to judge by")

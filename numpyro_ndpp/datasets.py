@@ -138,16 +138,16 @@ def save_baskets(path: str | Path, baskets: Subsets, items: Sequence[str]) -> No
     if isinstance(items, (str, bytes)):
         raise TypeError(f"items must be the names of all items, got one text, {items!r}")
     items = list(items)
-    names = np.array(items, dtype=np.str_).reshape(-1)
-    if len(names) != len(items):
-        raise TypeError(f"items must be a name for each item, got {items[0]!r} for the first")
+    nested = [name for name in items if np.ndim(name)]
+    if nested:
+        raise TypeError(f"items must be a name for each item, got {nested[0]!r} for one")
     ended = [name for name in items if isinstance(name, (str, bytes)) and name[-1:] in ("\0", b"\0")]
     if ended:
         raise ValueError(f"items: {ended[0]!r} ends in a null byte, which a file of names does not keep")
     rows = [row[row < len(items)] for row in as_padded("baskets", baskets, len(items))]
     indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     indices = np.concatenate([*rows, np.zeros(0, np.int32)])
-    arrays = {"indptr": indptr, "indices": indices, "items": names}
+    arrays = {"indptr": indptr, "indices": indices, "items": np.array(items, dtype=np.str_)}
     write_whole(path, lambda file: np.savez_compressed(file, **arrays))  # type: ignore[arg-type]
 
 

@@ -234,7 +234,9 @@ def mean_percentile_rank(
             rows = pad_subsets([rest[i] for i in filled], n, width)
             counts[:, part] = _rank_counts(judged, rows, hidden[filled])[:, : len(part)]
     no_likelier, outside, likelier, possible, can_join = counts
-    ranks = 100 * (no_likelier / outside if definition == "paper" else 1 - likelier / np.maximum(possible, 1))
+    ranks = 100 * (
+        no_likelier / np.maximum(outside, 1) if definition == "paper" else 1 - likelier / np.maximum(possible, 1)
+    )
     ranks[can_join == 0] = 0.0
     if isinstance(judged, SubsetDistribution) and np.isnan(judged.log_normalizer):
         ranks[:] = np.nan  # whatever the items' order by what is no number

@@ -52,17 +52,22 @@ def item_counts(baskets: ArrayLike, num_items: int) -> np.ndarray:
     """How many of the padded baskets (N, m) hold each item, (n,); an item that none holds counts as one, as published.
 
     :raises ValueError: for items out of range.
+    :raises TypeError: for items that are not integers.
 
     >>> item_counts(np.array([[0, 2], [2, 3]]), num_items=3)
     array([1, 1, 2])
     """
     items = np.asarray(baskets)
+    if items.size == 0:
+        items = items.astype(np.int64)
+    if not np.issubdtype(items.dtype, np.integer):
+        raise TypeError(f"baskets must hold integer item numbers, got {items.dtype}")
     bad = (items < 0) | (items > num_items)
     if bad.any():
         raise ValueError(
             f"baskets: item {items[bad][0]} is not one of 0 to {num_items - 1}, nor {num_items}, which fills up"
         )
-    return np.maximum(np.bincount(items.ravel().astype(np.int64), minlength=num_items + 1)[:num_items], 1)
+    return np.maximum(np.bincount(items.ravel(), minlength=num_items + 1)[:num_items], 1)
 
 
 def _item_scale(counts: ArrayLike, num_baskets: int) -> Array:
@@ -73,6 +78,11 @@ def _item_scale(counts: ArrayLike, num_baskets: int) -> Array:
     if not_jax_tracer(counts) and not np.all(np.asarray(counts) > 0):
         raise ValueError("counts must be positive: item_counts has one for an item that no basket holds")
     counts = jnp.asarray(counts)
+    if counts.ndim != 1 or np.ndim(num_baskets):
+        raise ValueError(
+            f"counts must be one number for each item, and num_baskets one for all, got shapes {counts.shape} and "
+            f"{np.shape(num_baskets)}"
+        )
     dtype = counts.dtype if jnp.issubdtype(counts.dtype, jnp.floating) else jnp.float32
     return jnp.sqrt(counts.astype(dtype) / num_baskets)[:, None]
 
@@ -125,14 +135,14 @@ def ndpp_prior(
     r"""An NDPP whose sites ``V``, ``B`` and ``D`` have the papers' prior: for use inside a NumPyro model.
 
     :param counts: how many baskets hold each item (n,), one at least (:func:`item_counts`).
-    :param num_baskets: their number N.
+    :param num_baskets: their number N. Within a plate both are the same for all kernels.
     :param rank: the columns of V and of B.
     :param alpha, beta: the strengths of the priors of V and of B, which may be random themselves; within a plate, where
         there is a kernel for each of its members, one for all or one for each. D has a flat one, so that the posterior
         is improper: for a maximum, not for draws.
     :param anchor: what v_i √(N/μ_i) is centred on (n, d₁); None: zero, as published.
     :param settings: for :class:`~numpyro_ndpp.NDPP`, such as ``min_size=1``.
-    :raises ValueError: for an anchor of another shape, a strength or a count that is not positive.
+    :raises ValueError: for an anchor or counts of another shape, a strength or a count that is not positive.
 
     O(n d) beside what the law costs.
 
@@ -190,7 +200,7 @@ def ondpp_prior(
 
     :param rank: the columns of V and of B, the latter an even number.
     :param gamma: the price of a unit of the log of the expected number of proposals of the rejection sampler. It and
-        the strengths are not to be learned: the factors have no normaliser.
+        the strengths are one number each, and not to be learned: the factors have no normaliser.
 
     The other parameters are those of :func:`ndpp_prior`.
 
@@ -206,6 +216,8 @@ def ondpp_prior(
     """
     if rank[1] % 2:
         raise ValueError(f"rank: an orthogonal NDPP has an even number of columns in B, got {rank[1]}")
+    if any(map(np.ndim, (alpha, beta, gamma))):
+        raise ValueError(f"alpha, beta and gamma must be one number each, got {alpha!r}, {beta!r} and {gamma!r}")
     _check_strengths(alpha, beta)
     if not_jax_tracer(gamma) and not gamma >= 0:
         raise ValueError(f"gamma must not be negative, got {gamma!r}")

@@ -82,11 +82,12 @@ def as_padded(name: str, subsets: Subsets, num_items: int) -> np.ndarray:
     """
     if isinstance(subsets, (np.ndarray, Array)):
         rows = np.asarray(subsets)
-        if rows.dtype == object:  # lists of different lengths, mostly
+        if rows.dtype == object and rows.ndim == 1:  # lists of different lengths
             return _padded(name, rows.tolist(), num_items)
         if rows.ndim != 2:
             raise ValueError(f"{name} must be lists of items or padded subsets (s, m), got shape {rows.shape}")
-        subsets = [row[row != num_items] for row in rows]
+        present = [row[row != num_items] for row in rows]
+        subsets = [row.tolist() for row in present] if rows.dtype == object else present
     return _padded(name, subsets, num_items)
 
 

@@ -231,7 +231,8 @@ def test_names_that_are_none_are_refused_and_the_file_stays(tmp_path):
     assert load_baskets(path).items == ["tea", "milk"]
     for names, error, message in (
         ("ab", TypeError, "items must be the names of all items, got one text, 'ab'"),
-        ([["a", "b"], ["c", "d"]], TypeError, "a name for each item, got"),
+        ([["a"], ["c"]], TypeError, r"a name for each item, got \['a'\] for one"),
+        ([["a", "b"], ["c"]], TypeError, "a name for each item, got"),
         (["a", "b\0"], ValueError, "ends in a null byte"),
     ):
         with pytest.raises(error, match=message):

@@ -562,7 +562,17 @@ def test_counts_of_items_out_of_range_are_refused():
     for baskets in ([[0, 9]], [[-1, 2]]):
         with pytest.raises(ValueError, match="is not one of 0 to 2, nor 3, which fills up"):
             item_counts(np.array(baskets), 3)
+    with pytest.raises(TypeError, match="baskets must hold integer item numbers, got float64"):
+        item_counts(np.array([[0.5, 2.7]]), 3)
     assert item_counts(np.zeros((0, 2)), 3).tolist() == [1, 1, 1]
+
+
+def test_priors_have_one_number_for_each_item():
+    for prior in (ndpp_prior, ondpp_prior, symmetric_prior):
+        with pytest.raises(ValueError, match=r"counts must be one number for each item.* got shapes \(2, 2\)"):
+            handlers.seed(prior, 0)(np.ones((2, 2)), 3, rank=(2, 2))
+    with pytest.raises(ValueError, match="alpha, beta and gamma must be one number each"):
+        handlers.seed(ondpp_prior, 0)(np.ones(4), 3, rank=(2, 2), alpha=np.ones(2))
 
 
 def test_no_array_of_all_items_is_copied_often(without_x64):

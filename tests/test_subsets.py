@@ -125,6 +125,6 @@ def test_arrays_of_lists():
     ragged = np.empty(2, dtype=object)
     ragged[:] = [[3, 1], [2]]
     assert as_padded("baskets", ragged, 4).tolist() == [[1, 3], [2, 4]]
-    assert as_padded("baskets", np.array([[3, 1], [2, 0]], dtype=object), 4).tolist() == [[1, 3], [0, 2]]
+    assert as_padded("baskets", np.array([[3, 1], [2, 4]], dtype=object), 4).tolist() == [[1, 3], [2, 4]]
     with pytest.raises(ValueError, match="baskets: row 0 must be a list of items"):
         as_padded("baskets", np.array([1, None], dtype=object), 4)
