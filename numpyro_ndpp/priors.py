@@ -67,7 +67,7 @@ def item_counts(baskets: ArrayLike, num_items: int) -> np.ndarray:
         raise ValueError(
             f"baskets: item {items[bad][0]} is not one of 0 to {num_items - 1}, nor {num_items}, which fills up"
         )
-    return np.maximum(np.bincount(items.ravel(), minlength=num_items + 1)[:num_items], 1)
+    return np.maximum(np.bincount(items.ravel().astype(np.int64), minlength=num_items + 1)[:num_items], 1)
 
 
 def _item_scale(counts: ArrayLike, num_baskets: int) -> Array:
