@@ -228,7 +228,7 @@ def ondpp_prior(
     # What rounding leaves of B in V after one projection is taken out by a second.
     for _ in range(2):
         V = V - matmul(B, matmul(B.mT, V))
-    sigma = _flat("sigma", d2 // 2, support=constraints.positive)
+    sigma = jnp.asarray(_flat("sigma", d2 // 2, support=constraints.positive))
     weights = scale**-2
     mean = 0.0 if anchor is None else scale * _centre(anchor, n, d1, scale.dtype)
     numpyro.factor("prior_V", -alpha * jnp.sum(weights * (V - mean) ** 2, axis=(-2, -1)))
