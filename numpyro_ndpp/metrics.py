@@ -43,6 +43,9 @@ class Estimate(NamedTuple):
         return f"{self.value:.4g} ({self.low:.4g} to {self.high:.4g})"
 
 
+_NO_NUMBER = Estimate(np.nan, np.nan, np.nan)
+
+
 def _bootstrap(
     statistic: Callable[[np.ndarray], float], groups: np.ndarray, level: float, seed: int, repeats: int
 ) -> Estimate:
@@ -159,11 +162,13 @@ def subset_auc(
     if kind not in ("paired", "grouped", "pooled"):
         raise ValueError(f"kind must be 'paired', 'grouped' or 'pooled', got {kind!r}")
     _check_law(law)
+    if np.isnan(law.log_normalizer):
+        return _NO_NUMBER
     lists, rng = _lists(baskets, law.num_items), np.random.default_rng(seed)
     random_sets = [np.sort(rng.choice(law.num_items, size=len(basket), replace=False)) for basket in lists]
     real, fake = _log_probs(law, lists), _log_probs(law, random_sets)
     if kind == "paired":
-        wins = np.where(np.isnan(real + fake), np.nan, (real > fake) + 0.5 * (real == fake))
+        wins = (real > fake) + 0.5 * (real == fake)
         return _bootstrap(lambda chosen: wins[chosen].mean(), np.zeros(len(wins)), level, seed, num_bootstraps)
     groups = _size_groups(np.array(list(map(len, lists)))) if kind == "grouped" else np.zeros(len(lists), int)
     statistic = _mean_over_groups(lambda part: _auc(real[part], fake[part]), groups)
@@ -172,8 +177,6 @@ def subset_auc(
 
 def _auc(real: np.ndarray, fake: np.ndarray) -> float:
     """The probability that one of ``real`` is above one of ``fake``, ties by half."""
-    if np.isnan(real).any() or np.isnan(fake).any():
-        return np.nan
     ordered = np.sort(fake)
     below, not_above = (np.searchsorted(ordered, real, side=side) for side in ("left", "right"))
     return float(np.mean(below + not_above) / (2 * len(fake)))
@@ -213,6 +216,8 @@ def mean_percentile_rank(
         raise ValueError(f"definition must be 'paper' or 'reference', got {definition!r}")
     if isinstance(law, Distribution):
         _check_law(law)
+        if np.isnan(law.log_normalizer):
+            return _NO_NUMBER
     judged = law if isinstance(law, SubsetDistribution) else _in_order(law)
     n = judged.num_items if isinstance(judged, SubsetDistribution) else len(judged)
     lists, rng = [basket for basket in _lists(baskets, n) if len(basket) > 1], np.random.default_rng(seed)
@@ -238,8 +243,6 @@ def mean_percentile_rank(
         no_likelier / np.maximum(outside, 1) if definition == "paper" else 1 - likelier / np.maximum(possible, 1)
     )
     ranks[can_join == 0] = 0.0
-    if isinstance(judged, SubsetDistribution) and np.isnan(judged.log_normalizer):
-        ranks[:] = np.nan  # whatever the items' order by what is no number
     if definition == "paper":
         return _bootstrap(lambda chosen: ranks[chosen].mean(), np.zeros(len(ranks)), level, seed, num_bootstraps)
     groups = _size_groups(sizes + 1)

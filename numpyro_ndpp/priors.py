@@ -44,6 +44,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.distributions import NDPP
 from numpyro_ndpp.linalg import matmul
+from numpyro_ndpp.subsets import check_items
 
 __all__ = ["basket_model", "item_counts", "ndpp_prior", "ondpp_prior", "symmetric_prior", "to_event_width"]
 
@@ -51,23 +52,14 @@ __all__ = ["basket_model", "item_counts", "ndpp_prior", "ondpp_prior", "symmetri
 def item_counts(baskets: ArrayLike, num_items: int) -> np.ndarray:
     """How many of the padded baskets (N, m) hold each item, (n,); an item that none holds counts as one, as published.
 
-    :raises ValueError: for items out of range.
+    :raises ValueError: for items out of range, or repeated within a basket.
     :raises TypeError: for items that are not integers.
 
     >>> item_counts(np.array([[0, 2], [2, 3]]), num_items=3)
     array([1, 1, 2])
     """
-    items = np.asarray(baskets)
-    if items.size == 0:
-        items = items.astype(np.int64)
-    if not np.issubdtype(items.dtype, np.integer):
-        raise TypeError(f"baskets must hold integer item numbers, got {items.dtype}")
-    bad = (items < 0) | (items > num_items)
-    if bad.any():
-        raise ValueError(
-            f"baskets: item {items[bad][0]} is not one of 0 to {num_items - 1}, nor {num_items}, which fills up"
-        )
-    return np.maximum(np.bincount(items.ravel().astype(np.int64), minlength=num_items + 1)[:num_items], 1)
+    items = np.asarray(check_items("baskets", baskets, num_items))
+    return np.maximum(np.bincount(items.ravel(), minlength=num_items + 1)[:num_items], 1)
 
 
 def _item_scale(counts: ArrayLike, num_baskets: int) -> Array:
