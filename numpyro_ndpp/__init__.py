@@ -4,7 +4,7 @@ from numpyro_ndpp.diagnostics import ConvergenceWarning, chains_to_arviz, mixing
 from numpyro_ndpp.distributions import KNDPP, NDPP
 from numpyro_ndpp.infer import SubsetGibbs
 from numpyro_ndpp.plots import plot_chains, plot_inclusion, plot_kernel, plot_psrf
-from numpyro_ndpp.samplers import Cholesky, Contour, Rejection, UpDown
+from numpyro_ndpp.samplers import Cholesky, Contour, Exact, Rejection, UpDown
 from numpyro_ndpp.subsets import from_multihot, pad_subsets, to_multihot, unpad_subsets
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Cholesky",
     "Contour",
     "ConvergenceWarning",
+    "Exact",
     "Rejection",
     "SubsetGibbs",
     "UpDown",

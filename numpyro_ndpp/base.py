@@ -29,6 +29,7 @@ from numpyro_ndpp import polynomials
 from numpyro_ndpp.constraints import positive_semidefinite_part, subset
 from numpyro_ndpp.greedy import exchange, greedy_given, greedy_map
 from numpyro_ndpp.kernel import Pinned, gram, log_minors, log_next_minors, marginal_matrix, quadratic_forms
+from numpyro_ndpp.samplers import batching
 from numpyro_ndpp.subsets import check_items, items_of_mask, to_multihot
 
 __all__ = ["Conditioned", "Multihot", "Shape", "SubsetDistribution"]
@@ -77,15 +78,6 @@ def _prepare(sampler: Any, X: Array, W: Array, pinned: Array, min_size: int, max
     for _ in X.shape[:-2]:
         prepare = jax.vmap(prepare)
     return prepare(X, W, pinned)
-
-
-@partial(jax.jit, static_argnums=0)
-def _sample_kernels(sampler: Any, states: Any, keys: Array) -> Array:
-    """Subsets (kernels, draws, max_size) of several kernels, prepared, with keys (kernels, draws)."""
-    if keys.shape[1] == 1:
-        return jax.vmap(sampler.sample)(states, keys)
-    # A sampler has as many draws of one kernel at a time as memory allows.
-    return lax.map(lambda kernel: sampler.sample(*kernel), (states, keys))
 
 
 def _log_sum(W: Array, C: Array, pinned: Pinned, sizes: tuple[int, int], rank: int, num_certain: int) -> Array:
@@ -179,13 +171,13 @@ class SubsetDistribution(Distribution):
         num_draws, num_kernels = math.prod(sample_shape), math.prod(self.batch_shape)
         if num_draws * num_kernels == 0:
             return jnp.zeros(self.shape(tuple(sample_shape)), jnp.int32)
-        keys, state = random.split(key, (num_kernels, num_draws)), self._state()
+        state = self._state()
         if self.batch_shape:
             num_dims = len(self.batch_shape)
             states = jax.tree.map(lambda array: array.reshape(num_kernels, *array.shape[num_dims:]), state)
-            draws = jnp.moveaxis(_sample_kernels(self.sampler, states, keys), 0, 1)
+            draws = batching.sample(self.sampler, states, num_kernels, key, num_draws).swapaxes(0, 1)
         else:
-            draws = self.sampler.sample(state, keys[0])
+            draws = batching.sample(self.sampler, state, None, key, num_draws)
         draws = draws.reshape(self.shape(tuple(sample_shape)))
         failed = not_jax_tracer(draws) and bool((draws < 0).any())
         if self.max_size == 0 and not_jax_tracer(self.log_normalizer):  # a value without items cannot show it
@@ -196,7 +188,7 @@ class SubsetDistribution(Distribution):
                 f"no subset of {self._sizes_in_words()} items could be drawn by {self.sampler} from this kernel: "
                 f"{failure}"
             )
-        return draws
+        return jnp.asarray(draws)
 
     @validate_sample
     def log_prob(self, value: ArrayLike, intermediates: list[Any] | None = None) -> Array:

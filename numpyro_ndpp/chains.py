@@ -18,7 +18,7 @@ from jax.typing import ArrayLike
 from numpyro_ndpp.base import SubsetDistribution
 from numpyro_ndpp.infer import local_move
 from numpyro_ndpp.samplers import UpDown
-from numpyro_ndpp.samplers.batching import in_chunks
+from numpyro_ndpp.samplers.batching import in_chunks, side_by_side
 from numpyro_ndpp.samplers.updown import walk_chunk_size
 from numpyro_ndpp.samplers.walk import ChainState, StepInfo, Walk
 
@@ -77,7 +77,7 @@ def run_block(
     chunk = walk_chunk_size(walk, walk.width)
     if jax.default_backend() == "cpu":
         chunk = min(chunk, _SIDE_BY_SIDE)
-    return in_chunks(chain, chunk, keys, *states)
+    return in_chunks(partial(side_by_side, chain), chunk, len(keys), keys, *states)
 
 
 @jax.jit

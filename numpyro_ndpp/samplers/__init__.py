@@ -6,7 +6,8 @@ Each has ``prepare(X, W, min_size, max_size)``, which gives a pytree, ``draw(sta
 
 from numpyro_ndpp.samplers.cholesky import Cholesky
 from numpyro_ndpp.samplers.contour import Contour
+from numpyro_ndpp.samplers.exact import Exact
 from numpyro_ndpp.samplers.rejection import Rejection
 from numpyro_ndpp.samplers.updown import UpDown
 
-__all__ = ["Cholesky", "Contour", "Rejection", "UpDown"]
+__all__ = ["Cholesky", "Contour", "Exact", "Rejection", "UpDown"]

@@ -1,10 +1,12 @@
-"""Many draws of one kernel: side by side as far as memory allows, and those of like sizes together.
+"""Many draws of one kernel by one program: side by side as far as memory allows, those of like sizes together.
 
-A draw costs its width, which is static under jit. Where the size varies, it is drawn first, from its law; outside jit
-the draws are then grouped by size, each group at about its own width.
+Outside jit the number of draws is rounded up to a power of two for what is compiled; only as many as were asked for are
+made. A draw is a function of its key alone, not of how many others are made beside it.
 """
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,12 +15,11 @@ import numpy as np
 from jax import Array, lax, random
 from numpyro.util import not_jax_tracer
 
-from numpyro_ndpp.kernel import halving_widths
-
 # What the draws side by side take together: within a cache, or as many as fill an accelerator.
 _CHUNK_BYTES = {"cpu": 16 * 2**20}
 _CHUNK_BYTES_ELSEWHERE = 4 * 2**30
-_SMALLEST_WIDTH = 8
+# No step of a draw has this number: the key of its size.
+_OF_THE_SIZE = 2**32 - 1
 
 
 def chunk_size(bytes_per_draw: int) -> int:
@@ -26,66 +27,81 @@ def chunk_size(bytes_per_draw: int) -> int:
     return max(1, _CHUNK_BYTES.get(jax.default_backend(), _CHUNK_BYTES_ELSEWHERE) // bytes_per_draw)
 
 
-def in_chunks(draw: Callable[..., Any], chunk: int, *arguments: Array) -> Any:
-    """``draw`` over the leading axis (s,) of its arguments, at most ``chunk`` of them side by side."""
-    number = len(arguments[0])
-    if number == 1:
+def side_by_side(draw: Callable[..., Any], *arguments: Array) -> Any:
+    """``draw`` over the leading axis of its arguments."""
+    if len(arguments[0]) == 1:
         return jax.tree.map(lambda array: array[None], draw(*(array[0] for array in arguments)))
-    num_chunks = max(1, -(-number // chunk))
+    return jax.vmap(draw)(*arguments)
+
+
+def in_chunks(draw: Callable[..., Any], chunk: int, number: Array | int, *arguments: Array) -> Any:
+    """``draw`` of arguments (s, ...), at most ``chunk`` of them at a time; only the first ``number`` are made.
+
+    :param draw: takes arguments (c, ...) and gives a pytree of arrays (c, ...).
+    """
+    length = len(arguments[0])
+    chunk = min(length, 2 ** int(math.log2(chunk)))
+    num_chunks = -(-length // chunk)
     if num_chunks == 1:
-        return jax.vmap(draw)(*arguments)
-    chunk = -(-number // num_chunks)
-    extra = num_chunks * chunk - number
-    filled = (jnp.concatenate([array, array[:extra]]) for array in arguments)
-    chunks = tuple(array.reshape(num_chunks, chunk, *array.shape[1:]) for array in filled)
-    draws = lax.map(lambda chunk: jax.vmap(draw)(*chunk), chunks)
-    return jax.tree.map(lambda array: array.reshape(num_chunks * chunk, *array.shape[2:])[:number], draws)
+        return draw(*arguments)
+    extra = num_chunks * chunk - length
+    filled = [jnp.concatenate([array, array[:extra]]) if extra else array for array in arguments]
+
+    def part(array: Array, first: Array | int) -> Array:
+        return lax.dynamic_slice_in_dim(array, first, chunk)
+
+    def fill(index: Array, drawn: Any) -> Any:
+        first = index * chunk
+        new = draw(*(part(array, first) for array in filled))
+        return jax.tree.map(lambda all, some: lax.dynamic_update_slice_in_dim(all, some, first, 0), drawn, new)
+
+    shapes = jax.eval_shape(draw, *(part(array, 0) for array in filled))
+    empty = jax.tree.map(lambda shape: jnp.zeros((num_chunks * chunk, *shape.shape[1:]), shape.dtype), shapes)
+    drawn = lax.fori_loop(0, (number + chunk - 1) // chunk, fill, empty)
+    return jax.tree.map(lambda array: array[:length], drawn)
 
 
-@jax.jit
-def draw_sizes(size_logits: Array, keys: Array) -> tuple[Array, Array]:
-    """The sizes (s,) of subsets, and keys (s,) to go on with."""
+def draw_sizes(size_logits: Array, keys: Array) -> Array:
+    """The sizes (s,) of subsets by their law (d+1,)."""
+    cumulative = jnp.cumsum(jax.nn.softmax(size_logits))
 
-    def draw(key: Array) -> tuple[Array, Array]:
-        size_key, key = random.split(key)
-        return random.categorical(size_key, size_logits), key
+    def draw(key: Array) -> Array:
+        u = random.uniform(random.fold_in(key, _OF_THE_SIZE), (), size_logits.dtype)
+        return jnp.minimum(jnp.sum(cumulative <= u * cumulative[-1]), len(size_logits) - 1)
 
     return jax.vmap(draw)(keys)
 
 
-def draws_of_varying_size(
-    draws: Callable[[int, Array, Array], Array],
-    chunk_of_width: Callable[[int], int],
-    size_logits: Array,
-    n: int,
-    max_size: int,
-    keys: Array,
+def by_size(
+    draw: Callable[[Array, Array], Array], chunk: int, number: Array | int, sizes: Array, keys: Array
 ) -> Array:
-    """Subsets (s, w) of an NDPP, w = ``max_size``, padded with n; -1 throughout where none can be drawn.
+    """Subsets (s, w) of the sizes (s,), of which the first ``number`` are made, those of like sizes in one chunk."""
+    length = len(sizes)
+    sizes = jnp.where(jnp.arange(length) < number, sizes, 0)  # what is not asked for takes no time
+    order = jnp.argsort(jnp.where(jnp.arange(length) < number, sizes, jnp.iinfo(sizes.dtype).max))
+    drawn = in_chunks(draw, chunk, number, sizes[order], keys[order])
+    return jnp.zeros_like(drawn).at[order].set(drawn, unique_indices=True)
 
-    :param draws: ``draws(width, sizes, keys)`` gives subsets (s, width) of the sizes (s,).
-    :param chunk_of_width: how many draws of a width are made at a time.
-    """
-    sizes, keys = draw_sizes(size_logits, keys)
-    if not not_jax_tracer(sizes):
-        return draws(max_size, sizes, keys)
-    sizes = np.asarray(sizes)
-    widths = np.array(halving_widths(max_size, _SMALLEST_WIDTH))
-    subsets = np.full((len(sizes), max_size), n, np.int32)
-    by_width = np.searchsorted(widths, sizes)
-    for index in np.unique(by_width):
-        width = int(widths[index])
-        members = np.flatnonzero(by_width == index)
-        members = members[np.argsort(sizes[members], kind="stable")]  # draws of like cost side by side
-        # A power of two: no more than a few shapes are ever compiled for a width.
-        chunk = min(2 ** (len(members) - 1).bit_length(), chunk_of_width(width))
-        for first in range(0, len(members), chunk):
-            rows = members[first : first + chunk]
-            filled = np.resize(rows, chunk)
-            drawn = np.asarray(draws(width, jnp.asarray(sizes[filled]), keys[filled]))[: len(rows)]
-            subsets[rows, :width] = drawn
-            subsets[rows[(drawn < 0).any(axis=1)]] = -1
-    return jnp.asarray(subsets)
+
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _sample(sampler: Any, length: int, num_kernels: int | None, states: Any, key: Array, number: Array) -> Array:
+    """Subsets (length, w) of one kernel, or (kernels, length, w)."""
+    if num_kernels is None:
+        return sampler.sample(states, random.split(key, length), number)
+    keys = jax.vmap(lambda key: random.split(key, length))(random.split(key, num_kernels))
+    if length == 1:
+        return jax.vmap(lambda state, keys: sampler.sample(state, keys, number))(states, keys)
+    # A sampler has as many draws of one kernel at a time as memory allows.
+    return lax.map(lambda kernel: sampler.sample(*kernel, number), (states, keys))
+
+
+def sample(sampler: Any, states: Any, num_kernels: int | None, key: Array, num_draws: int) -> Array | np.ndarray:
+    """Subsets (draws, w) of one kernel (None), or (kernels, draws, w) of several, prepared by the sampler."""
+    length = 2 ** (num_draws - 1).bit_length()
+    drawn = _sample(sampler, length, num_kernels, states, key, num_draws)
+    if not_jax_tracer(drawn):
+        drawn = np.asarray(drawn)  # a slice of a JAX array would be a program for each number of draws
+    return drawn[:num_draws] if num_kernels is None else drawn[:, :num_draws]
 
 
 def pinned_items(max_size: int, pinned: Array | None, width: int | None) -> tuple[Array, int]:

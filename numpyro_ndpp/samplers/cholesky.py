@@ -25,7 +25,7 @@ from jax import Array, lax, random
 from numpyro_ndpp.kernel import Pinned, gram, marginal_given, marginal_matrix
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.polynomials import log_scales_of_mean_size, log_weights_of_sizes
-from numpyro_ndpp.samplers.batching import in_chunks, pinned_items
+from numpyro_ndpp.samplers.batching import in_chunks, pinned_items, side_by_side
 
 # One sweep in 2.5 standard deviations of the size has the right size: so many failures never happen by chance.
 _MAX_SWEEPS = 10_000
@@ -158,13 +158,11 @@ class Cholesky:
         """Why a draw was not made."""
         return f"they have probability zero, or none was met in {_MAX_SWEEPS:,} sweeps"
 
-    def sample(self, state: CholeskyState, keys: Array) -> Array:
-        """Subsets (s, width), one for each key."""
-        return _draws(self, state, keys)
-
-
-@partial(jax.jit, static_argnums=0)
-def _draws(sampler: Cholesky, state: CholeskyState, keys: Array) -> Array:
-    n, d = state.X.shape
-    bytes_per_draw = state.X.dtype.itemsize * 8 * (n + d * d)
-    return in_chunks(partial(sampler.draw, state), max(1, _SIDE_BY_SIDE_BYTES // bytes_per_draw), keys)
+    def sample(self, state: CholeskyState, keys: Array, number: Array | int | None = None) -> Array:
+        """Subsets (s, width), one for each key; only the first ``number`` are made."""
+        n, d = state.X.shape
+        bytes_per_draw = state.X.dtype.itemsize * 8 * (n + d * d)
+        chunk = max(1, _SIDE_BY_SIDE_BYTES // bytes_per_draw)
+        return in_chunks(
+            partial(side_by_side, partial(self.draw, state)), chunk, len(keys) if number is None else number, keys
+        )

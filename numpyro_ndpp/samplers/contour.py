@@ -1,4 +1,4 @@
-r"""The contour sampler: exact, independent draws, one descent of the tree for each item, no chain and no rejection.
+r"""The contour sampler: exact, independent draws of one size, one descent of the tree for each item, no rejection.
 
 Scaled by t, the kernel L = X W Xᵀ has the marginal kernel X R_t Xᵀ with R_t = t W (I + t C W)⁻¹, and a subset's size is
 the exponent of t. So the law of one size k is read off a circle, t_j = r exp(iθ_j):
@@ -16,7 +16,8 @@ and the next item follows: k descents give the subset. The query's mass is the n
 would become ever rarer, and the sum over the circle all cancellation. So the draw is cut into stages by the number m of
 items that are missing, low < m ≤ high, each with a smaller circle of its own. The radii come from one pilot draw in the
 preprocessing: at the end of a stage the weights w_j give the law of the number of missing items, and with it the next
-radius. A new stage conditions its R_j on the items so far, one after the other.
+radius. A new stage conditions its R_j on the items so far, one after the other. All stages have as many nodes as the
+first, which needs the most, so that one program serves them all.
 
 *Thin factors.* The R_j of a stage are the same for all draws and never copied: what conditioning subtracts from them is
 kept as two vectors for each item and node, and the query is a product of two matrices of those.
@@ -48,12 +49,11 @@ from numpyro_ndpp.polynomials import (
     log_scales_of_mean_size,
     log_sum_esp,
     log_sum_esp_given,
-    log_weights_of_sizes,
     pencil,
     size_moments,
     solve_log_scale,
 )
-from numpyro_ndpp.samplers.batching import chunk_size, draw_sizes, draws_of_varying_size, in_chunks, pinned_items
+from numpyro_ndpp.samplers.batching import chunk_size, in_chunks, pinned_items, side_by_side
 from numpyro_ndpp.samplers.tree import Tree, build_tree, descend_symmetric, pack, symmetric_part, unpack
 
 # A stage lasts so many times √m items, where m are missing at its start. Over a stage the radius comes to be off by as
@@ -89,14 +89,8 @@ class Factors(NamedTuple):
     basis: Array  # (pages · s, d) orthonormal rows; in float64 none
 
 
-@partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["log_radius", "units", "weights", "symmetric", "left", "right"],
-    meta_fields=["low", "high"],
-)
-@dataclass(frozen=True)
-class Stage:
-    """The circle for draws that miss low < m ≤ high items: R_j and det(I + t_j W C) at J nodes in the upper half."""
+class Stage(NamedTuple):
+    """The circle of a stage: R_j and det(I + t_j W C) at J nodes in the upper half. Stages are stacked along a first axis."""
 
     log_radius: Array
     units: Array  # (d,) of the features, in which R_j has a diagonal of about one
@@ -104,8 +98,8 @@ class Stage:
     symmetric: Array  # (2J, p) the packed symmetric parts of Re R_j and of Im R_j
     left: Array  # (2, d, J, d) R_j, so that left · x = R_j x
     right: Array  # (2, J, d, d) R_jᵀ, so that right · x = x R_j
-    low: int = field(metadata={"static": True})
-    high: int = field(metadata={"static": True})
+    high: Array  # it serves while at most so many items are missing
+    low: Array  # and more than so many
 
     @property
     def angles(self) -> Array:
@@ -125,34 +119,29 @@ class ContourInfo(NamedTuple):
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["tree", "C", "pinned", "stages", "size_logits"],
-    meta_fields=["fixed_size"],
+    data_fields=["tree", "C", "pinned", "stages", "possible"],
+    meta_fields=["width"],
 )
 @dataclass(frozen=True)
 class ContourState:
-    """A prepared kernel: the tree, the circle of every stage, and the law of the size."""
+    """A prepared kernel: the tree and the circle of every stage."""
 
     tree: Tree
     C: Array  # (d, d)
-    pinned: Array  # (j,) items in every subset, padded with n: a draw begins with them
-    stages: tuple[Stage, ...]
-    size_logits: Array  # (d+1,) of the number of other items
-    fixed_size: bool = field(metadata={"static": True})
-
-    @property
-    def width(self) -> int:
-        """The largest number of items to draw."""
-        return self.stages[0].high if self.stages else 0
+    pinned: Array  # (j,) items in every subset: a draw begins with them
+    stages: Stage
+    possible: Array  # whether any subset of the size has a positive probability
+    width: int = field(metadata={"static": True})
 
     @property
     def schedule(self) -> tuple[tuple[int, int], ...]:
         """(high, low) of every stage: it serves while more than ``low`` and at most ``high`` items are missing."""
-        return tuple((stage.high, stage.low) for stage in self.stages)
+        return tuple(zip(self.stages.high.tolist(), self.stages.low.tolist(), strict=True))
 
     @property
     def radii(self) -> Array:
         """The radius of every stage's circle."""
-        return jnp.exp(jnp.array([stage.log_radius for stage in self.stages], self.C.dtype))
+        return jnp.exp(self.stages.log_radius)
 
 
 def _angles(num_upper: int, dtype: jnp.dtype) -> Array:
@@ -221,7 +210,7 @@ def _num_upper(size: int, high: int, low: int, d: int, accuracy: float) -> int:
     return worst
 
 
-def _build_stage(W: Array, C: Array, log_radius: Array, low: int, high: int, num_upper: int) -> Stage:
+def _build_stage(W: Array, C: Array, log_radius: Array, high: Array, low: Array, num_upper: int) -> Stage:
     """The circle of radius exp(log_radius). O(J d³)."""
     d = len(W)
     angles = _angles(num_upper, W.dtype)
@@ -256,8 +245,8 @@ def _build_stage(W: Array, C: Array, log_radius: Array, low: int, high: int, num
         symmetric=pack(0.5 * (R + jnp.swapaxes(R, 2, 3))).reshape(2 * num_upper, -1),
         left=jnp.swapaxes(R, 1, 2),
         right=jnp.swapaxes(R, 2, 3),
-        low=low,
         high=high,
+        low=low,
     )
 
 
@@ -323,25 +312,26 @@ def _query(stage: Stage, factors: Factors, used: Array | int) -> tuple[Array, Ar
     return Q * (stage.units[:, None] * stage.units), total / magnitude
 
 
-def _condition(factors: Factors, left: Complex, right: Complex, x: Array, slot: Array, active: Array | bool) -> Factors:
+def _condition(factors: Factors, left: Complex, right: Complex, x: Array, slot: Array) -> Factors:
     """The factors given one more item, with x (d,) its part of the basis, R_j x left (d, J) and x R_j right (J, d)."""
-    d, _, slots, num_upper = factors.left.shape[1:]
+    num_pages, d, _, slots, num_upper = factors.left.shape
+    to_x = matmul(factors.right, x)  # (pages, 2, s, J)
+    from_x = jnp.einsum("pdcsj,d->pcsj", factors.left, x, precision="highest")
 
-    def of_page(L: Array, R: Array) -> tuple[Complex, Complex]:
-        to_x = matmul(R, x)  # (2, s, J)
-        from_x = matmul(x, L.reshape(d, -1)).reshape(2, slots, num_upper, 1)
-        # A sum written out is one pass over the factors.
-        terms = [
-            (_multiply((L[:, 0, m], L[:, 1, m]), to_x[:, m]), _multiply(R[:, m], from_x[:, m])) for m in range(slots)
-        ]
-        return functools.reduce(partial(jax.tree.map, jnp.add), terms)
+    def add(before: Array, total: tuple[Complex, Complex]) -> tuple[Complex, Complex]:
+        page, place = before // slots, before % slots
+        L, R = factors.left[page, :, :, place], factors.right[page, :, place]  # (d, 2, J), (2, J, d)
+        by_left = _multiply((L[:, 0], L[:, 1]), to_x[page, :, place])
+        by_right = _multiply(R, from_x[page, :, place, :, None])
+        return jax.tree.map(jnp.add, total, (by_left, by_right))
 
-    from_left, from_right = _sum_over_pages(factors, slot, of_page)
+    zeros = jax.tree.map(jnp.zeros_like, ((left[0], left[1]), (right[0], right[1])))
+    from_left, from_right = lax.fori_loop(0, slot, add, zeros)
     left = left[0] - from_left[0], left[1] - from_left[1]
     right = right[0] - from_right[0], right[1] - from_right[1]
     p = matmul(x, left[0]), matmul(x, left[1])
     squared = p[0] ** 2 + p[1] ** 2
-    usable = active & (squared > 0)
+    usable = squared > 0
     inverse = jnp.where(usable, 1 / jnp.where(usable, squared, 1.0), 0.0)
     left = _multiply(left, (p[0] * inverse, -p[1] * inverse))
     page, place = slot // slots, slot % slots
@@ -349,42 +339,43 @@ def _condition(factors: Factors, left: Complex, right: Complex, x: Array, slot: 
     return Factors(
         left=factors.left.at[page, :, :, place].set(jnp.stack(left, axis=1)),
         right=factors.right.at[page, :, place].set(jnp.stack(right)),
-        weights=jnp.where(active, _normalized(weights), factors.weights),
+        weights=_normalized(weights),
         basis=factors.basis.at[slot].set(x) if len(factors.basis) else factors.basis,
     )
 
 
-def _join(stage: Stage, factors: Factors, x: Array, slot: Array, active: Array | bool) -> Factors:
+def _join(stage: Stage, factors: Factors, x: Array, slot: Array) -> Factors:
     """The factors given one more item, with features x (d,)."""
     x = _orthogonal_part(x * stage.units, factors.basis)
-    return _condition(factors, matmul(stage.left, x), matmul(stage.right, x), x, slot, active)
+    return _condition(factors, matmul(stage.left, x), matmul(stage.right, x), x, slot)
 
 
-def _enter(tree: Tree, stage: Stage, size: Array | int, items: Array, slots: int) -> Factors:
-    """The factors of a stage given the items (i,) so far; n stands for none."""
-    factors = _start(stage, size, slots)
-    num_before, d, num_upper = len(items), stage.right.shape[-1], stage.weights.shape[1]
-    if num_before == 0:
-        return factors
-    rows = tree.X.at[items].get(mode="fill", fill_value=0) * stage.units
+def _enter(tree: Tree, stage: Stage, size: int, items: Array, num_before: Array) -> Factors:
+    """The factors of a stage given the first of the items (w,); there is room for all."""
+    factors = _start(stage, size, len(items))
+    d, num_upper = stage.right.shape[-1], stage.weights.shape[1]
+    is_before = jnp.arange(len(items)) < num_before
+    rows = jnp.where(is_before[:, None], tree.X.at[items].get(mode="fill", fill_value=0) * stage.units, 0.0)
 
     def orthogonalize(slot: Array, rows: Array) -> Array:
-        before = jnp.where(jnp.arange(num_before)[:, None] < slot, rows, 0)
+        before = jnp.where(jnp.arange(len(items))[:, None] < slot, rows, 0)
         return rows.at[slot].set(_orthogonal_part(rows[slot], before))
 
-    if rows.dtype == jnp.float32:
-        rows = lax.fori_loop(0, num_before, orthogonalize, rows)
-    lefts = matmul(rows, stage.left.reshape(-1, d).T).reshape(num_before, 2, d, num_upper)
-    rights = matmul(rows, stage.right.reshape(-1, d).T).reshape(num_before, 2, num_upper, d)
+    def given_those_before() -> Factors:
+        units = lax.fori_loop(0, num_before, orthogonalize, rows) if rows.dtype == jnp.float32 else rows
+        lefts = matmul(units, stage.left.reshape(-1, d).T).reshape(-1, 2, d, num_upper)
+        rights = matmul(units, stage.right.reshape(-1, d).T).reshape(-1, 2, num_upper, d)
 
-    def again(slot: Array, factors: Factors) -> Factors:
-        return _condition(factors, lefts[slot], rights[slot], rows[slot], slot, items[slot] < len(tree.X))
+        def again(slot: Array, factors: Factors) -> Factors:
+            return _condition(factors, lefts[slot], rights[slot], units[slot], slot)
 
-    return lax.fori_loop(0, num_before, again, factors)
+        return lax.fori_loop(0, num_before, again, factors)
+
+    return lax.cond(num_before > 0, given_those_before, lambda: factors)
 
 
 class _Draw(NamedTuple):
-    """A draw on its way: its items (w,), the first of a smaller subset's slots left out, and how it went."""
+    """A draw on its way: its items (w,), the pinned ones first, and how it went."""
 
     items: Array
     found: Array
@@ -392,32 +383,29 @@ class _Draw(NamedTuple):
     weights: Array  # (2, J) of the last stage
 
 
-def _run_stage(tree: Tree, C: Array, stage: Stage, pinned: Array, size: Array | int, draw: _Draw, key: Array) -> _Draw:
-    """The items of one stage of ``size`` in all. The item that is drawn while m are missing has the slot w - m."""
+def _run_stage(tree: Tree, C: Array, stage: Stage, draw: _Draw, uniforms: Array) -> _Draw:
+    """The items of one stage, by numbers (w, decisions). The item drawn while m are missing has the slot w - m."""
     n, width = len(tree.X), len(draw.items)
-    num_before, slots = width - min(stage.high, width - len(pinned)), width - stage.low
-    whole_size = size + jnp.sum(pinned < n) if len(pinned) else size
-    factors = _enter(tree, stage, whole_size, draw.items[:num_before], slots)
+    num_before = width - stage.high
+    factors = _enter(tree, stage, width, draw.items, num_before)
 
     def take(slot: Array, carry: tuple[_Draw, Factors]) -> tuple[_Draw, Factors]:
         draw, factors = carry
-        missing = width - slot
-        active = missing <= size
         Q, rho = _query(stage, factors, slot)
-        item, found = descend_symmetric(tree, Q, random.fold_in(key, slot), draw.items)
-        item = jnp.where(active & found, item, n)
-        factors = _join(stage, factors, tree.X.at[item].get(mode="fill", fill_value=0), slot, active)
+        item, found = descend_symmetric(tree, Q, uniforms[slot], draw.items)
+        item = jnp.where(found, item, n)
+        factors = _join(stage, factors, tree.X.at[item].get(mode="fill", fill_value=0), slot)
         info = ContourInfo(
-            rho=draw.info.rho.at[slot].set(jnp.where(active, rho, 1.0)),
-            mass_error=draw.info.mass_error.at[slot].set(jnp.where(active, jnp.sum(Q * C) - missing, 0.0)),
+            rho=draw.info.rho.at[slot].set(rho),
+            mass_error=draw.info.mass_error.at[slot].set(jnp.sum(Q * C) - (width - slot)),
         )
         items = draw.items.at[slot].set(item.astype(draw.items.dtype))
         # A sum that is nothing but rounding is no law to draw from.
         found &= rho > factors.weights.size * jnp.finfo(rho.dtype).eps
-        return draw._replace(items=items, found=draw.found & (found | ~active), info=info), factors
+        return draw._replace(items=items, found=draw.found & found, info=info), factors
 
     start = draw._replace(weights=factors.weights)
-    draw, factors = lax.fori_loop(num_before, slots, take, (start, factors))
+    draw, factors = lax.fori_loop(num_before, width - stage.low, take, (start, factors))
     return draw._replace(weights=factors.weights)
 
 
@@ -431,16 +419,19 @@ def _until_found(attempt: Callable[[Array], _Draw], key: Array, start: _Draw) ->
     def once_more(carry: tuple[Array, _Draw]) -> tuple[Array, _Draw]:
         return carry[0] + 1, attempt(random.fold_in(key, carry[0]))
 
-    shapes = jax.eval_shape(attempt, key)
-    start = start._replace(weights=jnp.zeros(shapes.weights.shape, shapes.weights.dtype))
     return lax.while_loop(failed, once_more, (jnp.asarray(0), start))[1]
 
 
-def _empty_draw(n: int, width: int, dtype: jnp.dtype, pinned: Array) -> _Draw:
+def _uniforms(tree: Tree, num_items: int, key: Array) -> Array:
+    """All the random numbers (w, decisions) of a draw."""
+    return random.uniform(key, (num_items, tree.num_decisions), tree.X.dtype)
+
+
+def _empty_draw(n: int, width: int, num_upper: int, dtype: jnp.dtype, pinned: Array) -> _Draw:
     """A draw that has nothing but its pinned items (j,), and room for ``width`` others."""
     items = jnp.append(pinned.astype(jnp.int32), jnp.full(width, n, jnp.int32))
     info = ContourInfo(jnp.ones(len(items), dtype), jnp.zeros(len(items), dtype))
-    return _Draw(items, jnp.asarray(True), info, jnp.zeros((2, 0), dtype))
+    return _Draw(items, jnp.asarray(True), info, jnp.zeros((2, num_upper), dtype))
 
 
 def _mean_within_stage(high: Any, low: Any, mean: Any, variance: Any, numpy: Any = jnp) -> Any:
@@ -453,7 +444,7 @@ def _mean_within_stage(high: Any, low: Any, mean: Any, variance: Any, numpy: Any
     return numpy.clip(high - 0.5 * drift, 0.5, high - 0.25)
 
 
-def _next_log_radius(stage: Stage, pilot: _Draw, low: int, d: int) -> Array:
+def _next_log_radius(stage: Stage, pilot: _Draw, low: Array, d: int) -> Array:
     """The radius of the next stage, down to ``low`` missing items, where a pilot has just finished a stage."""
     missing, num_upper = stage.low, len(stage.angles)
     sizes = jnp.arange(d + 1)
@@ -477,14 +468,14 @@ def _next_log_radius(stage: Stage, pilot: _Draw, low: int, d: int) -> Array:
 
 @dataclass(frozen=True)
 class Contour:
-    """Exact sampler for all laws, at a cost that hardly depends on n: one descent of the tree for each item.
+    """Exact sampler for a fixed size, at a cost that hardly depends on n: one descent of the tree for each item.
 
     After preprocessing of O(n d² + J d³) a draw of k items costs O(J k² d²) in matrix products, plus k descents of O(d²
-    log n), with J nodes on a circle: about 6√k for a KNDPP, d/2 where the size varies. Draws are independent: no chain,
-    no steps, no rejection. Rounding is the only error, and every draw can be asked how large it is
-    (:meth:`sample_with_info`).
+    log n), with J nodes on a circle, about 6√k. Draws are independent: no chain, no steps, no rejection. Rounding is the
+    only error, and every draw can be asked how large it is (:meth:`sample_with_info`). Where the size varies, use
+    :class:`Exact`.
 
-    :raises ValueError: for a kernel in another type than float32 and float64.
+    :raises ValueError: for a law whose size varies, and for a kernel in another type than float32 and float64.
 
     >>> from jax import random
     >>> from numpyro_ndpp import KNDPP, Contour
@@ -515,70 +506,66 @@ class Contour:
             raise ValueError(f"Contour needs a kernel in {' or '.join(_STAGE_LENGTH)}, got {X.dtype.name}")
         items, width = pinned_items(max_size, pinned, width)
         (n, d), num_rows = X.shape, len(items)
-        rank = min(n, d)
-        fixed_size = min_size == max_size and width == max_size - num_rows
-        if fixed_size:
-            # asked of the kernel as it is given: in the basis below, W has the small scales of X
-            given, C = Pinned.of(X, items), gram(X)
-            if num_rows:
-                log_weight = log_sum_esp_given(W, C, given, max_size, max_size, rank, fixed=True)
-            else:
-                log_weight = log_sum_esp(W, C, max_size, max_size, rank)
+        if min_size != max_size or width != max_size - num_rows:
+            raise ValueError("Contour draws subsets of one size; for a law whose size varies use Exact()")
+        rank, dtype = min(n, d), X.dtype
+        # asked of the kernel as it is given: in the basis below, W has the small scales of X
+        given, C = Pinned.of(X, items), gram(X)
+        if num_rows:
+            log_weight = log_sum_esp_given(W, C, given, max_size, max_size, rank, fixed=True)
+        else:
+            log_weight = log_sum_esp(W, C, max_size, max_size, rank)
         X, W = whiten(X, W)
         tree = build_tree(X)
-        C, given, sizes = tree.gram, Pinned.of(X, items), jnp.arange(d + 1)
-        poly = pencil(W, C, given)
-        num_others: Array | int = width
-        if fixed_size:
-            size_logits = jnp.where((sizes == width) & (log_weight > -jnp.inf), 0.0, -jnp.inf).astype(X.dtype)
+        C, schedule = tree.gram, np.array(_schedule(width, _STAGE_LENGTH[dtype.name]), np.int32).reshape(-1, 2)
+        num_stages, accuracy = len(schedule), _ACCURACY[dtype.name]
+        num_upper = max((_num_upper(max_size, *stage, rank, accuracy) for stage in schedule.tolist()), default=2)
+        possible = log_weight > -jnp.inf
+        if num_stages == 0:
+            nothing = jax.eval_shape(lambda: self._stages(W, C, tree, items, schedule[:1], num_upper, width))
+            stages = jax.tree.map(lambda shape: jnp.zeros((0, *shape.shape[1:]), shape.dtype), nothing)
         else:
-            size_logits = log_weights_of_sizes(W, C, given, min_size, max_size)
-            mean = jnp.dot(jax.nn.softmax(size_logits), sizes.astype(X.dtype))
-            num_others = jnp.where(mean >= 0, jnp.round(mean), 0).astype(jnp.int32)
+            stages = self._stages(W, C, tree, items, schedule, num_upper, width)
+        return ContourState(tree, C, items, stages, possible, width)
 
-        def first_log_radius(low: int) -> Array:
-            size = jnp.asarray(num_others, X.dtype)
-            solve = partial(solve_log_scale, poly, pinned=num_rows > 0)
-            mean, variance = size_moments(poly, solve(jnp.maximum(size - 0.5, 0.5)))
-            return solve(_mean_within_stage(size, jnp.minimum(low, size), mean, variance))
+    def _stages(
+        self, W: Array, C: Array, tree: Tree, items: Array, schedule: np.ndarray, num_upper: int, width: int
+    ) -> Stage:
+        """The circles of all stages, their radii by a pilot draw that goes through them."""
+        n, d = tree.X.shape
+        dtype, highs, lows = W.dtype, jnp.asarray(schedule[:, 0]), jnp.asarray(schedule[:, 1])
+        poly = pencil(W, C, Pinned.of(tree.X, items))
+        solve = partial(solve_log_scale, poly, pinned=len(items) > 0)
+        mean, variance = size_moments(poly, solve(max(width - 0.5, 0.5)))
+        log_radius = solve(_mean_within_stage(width, int(schedule[0, 1]), mean, variance))
+        pilot = _empty_draw(n, width, num_upper, dtype, items)
+        key = random.key(0)
 
-        pilot = _empty_draw(n, width, X.dtype, items)
-        key, accuracy = random.key(0), _ACCURACY[X.dtype.name]
-        stages: list[Stage] = []
-        for high, low in _schedule(width, _STAGE_LENGTH[X.dtype.name]):
-            log_radius = first_log_radius(low)
-            if stages:
-                log_radius = jnp.where(num_others > high, _next_log_radius(stages[-1], pilot, low, d), log_radius)
-            # One circle serves all sizes, whatever their own radius would be: only more nodes than the degree will do.
-            num_upper = _num_upper(max_size, high, low, rank, accuracy) if fixed_size else 2 * (rank // 4 + 1)
-            stages.append(_build_stage(W, C, log_radius, low, high, num_upper))
-            pilot = _until_found(partial(_run_stage, tree, C, stages[-1], items, num_others, pilot), key, pilot)
-        return ContourState(tree, C, items, tuple(stages), size_logits, fixed_size)
+        def next_stage(carry: tuple[Array, _Draw], limits: tuple[Array, Array, Array]) -> tuple[Any, Stage]:
+            (log_radius, pilot), (high, low, next_low) = carry, limits
+            stage = _build_stage(W, C, log_radius, high, low, num_upper)
+
+            def attempt(key: Array) -> _Draw:
+                return _run_stage(tree, C, stage, pilot, _uniforms(tree, len(pilot.items), key))
+
+            after = _until_found(attempt, key, pilot)
+            return (_next_log_radius(stage, after, next_low, d), after), stage
+
+        limits = highs, lows, jnp.append(lows[1:], 0)
+        return lax.scan(next_stage, (log_radius, pilot), limits)[1]
 
     def draw(self, state: ContourState, key: Array) -> Array:
         """One subset, padded; -1 throughout if none could be drawn."""
         return self.sample(state, key[None])[0]
 
-    def sample(self, state: ContourState, keys: Array) -> Array:
-        """Subsets (s, w), one for each key."""
-        width = state.width
-        if state.fixed_size:
-            return _draws(state, width, jnp.full(len(keys), width), keys)
-        return draws_of_varying_size(
-            partial(_draws, state),
-            partial(_chunk_size, state),
-            state.size_logits,
-            len(state.tree.X),
-            width,
-            keys,
-        )
+    def sample(self, state: ContourState, keys: Array, number: Array | int | None = None) -> Array:
+        """Subsets (s, w), one for each key; only the first ``number`` are made."""
+        draws = partial(side_by_side, lambda key: _draw(state, key)[0])
+        return in_chunks(draws, _chunk_size(state), len(keys) if number is None else number, keys)
 
     def sample_with_info(self, state: ContourState, keys: Array) -> tuple[Array, ContourInfo]:
         """Subsets (s, w) as from :meth:`sample`, and how each draw went; no numbers where none could be made."""
-        sizes, width = jnp.full(len(keys), state.width), state.width
-        if not state.fixed_size:
-            sizes, keys = draw_sizes(state.size_logits, keys)
-        return in_chunks(partial(_draw_of_size, state, width), _chunk_size(state, width), sizes, keys)
+        return in_chunks(partial(side_by_side, partial(_draw, state)), _chunk_size(state), len(keys), keys)
 
     def failure(self, state: ContourState) -> str:
         """Why a draw was not made."""
@@ -588,38 +575,27 @@ class Contour:
         )
 
 
-def _chunk_size(state: ContourState, width: int) -> int:
+def _chunk_size(state: ContourState) -> int:
     """How many draws are made side by side, by their factors."""
-    d, num_upper = len(state.C), max((stage.weights.shape[1] for stage in state.stages), default=0)
-    return chunk_size(8 * state.C.dtype.itemsize * d * (d + num_upper * (width + len(state.pinned))))
+    d, num_upper = len(state.C), state.stages.weights.shape[-1]
+    return chunk_size(8 * state.C.dtype.itemsize * d * (d + num_upper * (state.width + len(state.pinned))))
 
 
-def _draw_of_size(state: ContourState, width: int, size: Array | int, key: Array) -> tuple[Array, ContourInfo]:
-    """A subset (width,) of ``size`` items, or -1 throughout where none could be drawn, and how it went."""
-    n, num_rows = len(state.tree.X), len(state.pinned)
-    if state.fixed_size:
-        size = width
-    possible = state.size_logits[size] > -jnp.inf
-    empty = _empty_draw(n, width, state.C.dtype, state.pinned)
+def _draw(state: ContourState, key: Array) -> tuple[Array, ContourInfo]:
+    """A subset (width,), or -1 throughout where none could be drawn, and how it went."""
+    n, num_rows, num_stages = len(state.tree.X), len(state.pinned), len(state.stages.log_radius)
+    empty = _empty_draw(n, state.width, state.stages.weights.shape[-1], state.C.dtype, state.pinned)
 
     def attempt(key: Array) -> _Draw:
-        draw = empty
-        for stage in state.stages:
-            if stage.low < width:
-                draw = _run_stage(state.tree, state.C, stage, state.pinned, size, draw, key)
-        return draw
+        uniforms = _uniforms(state.tree, len(empty.items), key)
+
+        def run(number: Array, draw: _Draw) -> _Draw:
+            stage = jax.tree.map(lambda table: table[number], state.stages)
+            return _run_stage(state.tree, state.C, stage, draw, uniforms)
+
+        return lax.fori_loop(0, num_stages, run, empty)
 
     draw = _until_found(attempt, key, empty)
-    done = possible & draw.found
+    done = state.possible & draw.found
     info = jax.tree.map(lambda array: jnp.where(done, array[num_rows:], jnp.nan), draw.info)
     return jnp.where(done, jnp.sort(draw.items[num_rows:]), -1), info
-
-
-@partial(jax.jit, static_argnums=1)
-def _draws(state: ContourState, width: int, sizes: Array, keys: Array) -> Array:
-    """Subsets (s, width) of the sizes (s,)."""
-
-    def draw(size: Array, key: Array) -> Array:
-        return _draw_of_size(state, width, size, key)[0]
-
-    return in_chunks(draw, _chunk_size(state, width), sizes, keys)

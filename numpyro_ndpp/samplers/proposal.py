@@ -108,11 +108,12 @@ def draw_k_dpp(
     columns = jnp.flatnonzero(chosen, size=k, fill_value=n + len(chosen))
     features = kernel.features.at[:, columns].get(mode="fill", fill_value=0)
     Q = matmul(features, features.T)
+    uniforms = random.uniform(key, (k, tree.num_decisions), Q.dtype)
 
     def take(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         Q, items, found = carry
         taken = items if excluded is None else jnp.append(excluded, items)
-        item, found_one = descend_symmetric(tree, Q, random.fold_in(key, number), taken)
+        item, found_one = descend_symmetric(tree, Q, uniforms[number], taken)
         x = tree.X.at[item].get(mode="fill", fill_value=0)
         Qx = matmul(Q, x)
         mass = jnp.dot(x, Qx, precision="highest")

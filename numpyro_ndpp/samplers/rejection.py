@@ -32,7 +32,7 @@ from jax import Array, lax, random
 from numpyro_ndpp.kernel import Pinned, gram, whiten
 from numpyro_ndpp.linalg import log_determinant, matmul
 from numpyro_ndpp.polynomials import log_sum_esp, log_weights_of_sizes, restrict_sizes
-from numpyro_ndpp.samplers.batching import chunk_size, in_chunks, pinned_items
+from numpyro_ndpp.samplers.batching import chunk_size, in_chunks, pinned_items, side_by_side
 from numpyro_ndpp.samplers.proposal import (
     SymmetricKernel,
     decompose,
@@ -195,9 +195,12 @@ class Rejection:
         _, items, accepted = lax.while_loop(unfinished, propose, start)
         return jnp.where(accepted, jnp.sort(items), -1)
 
-    def sample(self, state: RejectionState, keys: Array) -> Array:
-        """Subsets (s, w), one for each key."""
-        return _draws(self, state, keys)
+    def sample(self, state: RejectionState, keys: Array, number: Array | int | None = None) -> Array:
+        """Subsets (s, w), one for each key; only the first ``number`` are made."""
+        chunk = chunk_size(state.W.dtype.itemsize * 8 * state.W.size)
+        return in_chunks(
+            partial(side_by_side, partial(self.draw, state)), chunk, len(keys) if number is None else number, keys
+        )
 
     def failure(self, state: RejectionState) -> str:
         """Why a draw was not made."""
@@ -207,9 +210,3 @@ class Rejection:
         exponent, mantissa = divmod(log_expected / math.log(10), 1)
         expected = f"{10**mantissa:.3g}·10^{exponent:.0f}" if exponent > 5 else f"{math.exp(log_expected):.3g}"
         return f"a draw is expected to take {expected} proposals, allowed were max_proposals={self.max_proposals}"
-
-
-@partial(jax.jit, static_argnums=0)
-def _draws(sampler: Rejection, state: RejectionState, keys: Array) -> Array:
-    d = len(state.W)
-    return in_chunks(partial(sampler.draw, state), chunk_size(state.W.dtype.itemsize * 8 * d * d), keys)

@@ -15,12 +15,14 @@ determinantal point processes*, ICML; Han, Gartrell, Dohmatob and Karbasi (2022)
 nonsymmetric determinantal point processes*, ICML, appendix (fat leaves).
 """
 
+import functools
 import math
 from dataclasses import dataclass, field
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax, random
 
 from numpyro_ndpp.linalg import matmul
@@ -31,44 +33,40 @@ _CHUNK_BYTES = 8 * 2**20
 _ROUNDING_UNITS = 4
 # Leaves have a multiple of so many items, as the tiles of a matrix product have.
 _ALIGNMENT = 8
-# So many levels, or one less, are left out at the top: all nodes below are looked at, in a single product.
-_TOP_DEPTH = 2
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["X", "top", "levels"], meta_fields=["leaf_size"])
+@partial(jax.tree_util.register_dataclass, data_fields=["X", "lefts"], meta_fields=["leaf_size"])
 @dataclass(frozen=True)
 class Tree:
     """Sums of x_a x_aᵀ over halves, quarters, ... of the items, and the features that they are sums of.
 
-    ``top`` (2ᵗ, p) holds the packed sum of every node at depth t. Each array of ``levels`` holds two levels more
-    (2ˡ, 3, p): for every node at depth l the sum over its left half and those over the left halves of its two children.
-    Leaf j holds the items j·b .. (j+1)·b - 1.
+    Nodes are numbered as in a heap: the root is 1, the children of v are 2v and 2v + 1. Row v of ``lefts`` (leaves, p) is
+    the packed sum over the left half of node v, row 0 that over all items. Leaf j holds the items j·b .. (j+1)·b - 1.
     """
 
     X: Array
-    top: Array
-    levels: tuple[Array, ...]
+    lefts: Array
     leaf_size: int = field(metadata={"static": True})
 
     @property
     def depth(self) -> int:
         """The number of levels above the leaves."""
-        return len(self.top).bit_length() - 1 + 2 * len(self.levels)
+        return len(self.lefts).bit_length() - 1
 
     @property
     def num_decisions(self) -> int:
         """How many random numbers a descent takes."""
-        return 2 + 2 * len(self.levels)
+        return 1 + self.depth
 
     @property
     def gram(self) -> Array:
-        """C = XᵀX (d, d), the sum over all nodes of a level."""
-        return unpack(jnp.sum(self.top, axis=0), self.X.shape[1])
+        """C = XᵀX (d, d), the sum over all items."""
+        return unpack(self.lefts[0], self.X.shape[1])
 
     @property
     def num_bytes(self) -> int:
         """What the tree takes beyond X."""
-        return sum(array.nbytes for array in (self.top, *self.levels))
+        return self.lefts.nbytes
 
 
 def pack(S: Array) -> Array:
@@ -89,14 +87,27 @@ def pack(S: Array) -> Array:
     return rectangle.reshape(*S.shape[:-2], half * (2 * half + 1))
 
 
+@functools.cache
+def _places(d: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the entries of a packed triangle (p,) stand in the matrix, and those of the matrix (d, d) in the triangle."""
+    half = -(-d // 2)
+    column = np.arange(half + 1)
+    row = np.arange(half)[:, None]
+    first = np.where(column > row, row, row + half)
+    second = np.where(column > row, column - 1, column + half)
+    rows = np.concatenate([np.broadcast_to(row, (half, half)), first], axis=1).reshape(-1)
+    columns = np.concatenate([np.broadcast_to(np.arange(half) + half, (half, half)), second], axis=1).reshape(-1)
+    inside = (rows < d) & (columns < d)
+    from_triangle = np.zeros((d, d), np.int32)
+    place = np.arange(len(rows))[inside]
+    from_triangle[rows[inside], columns[inside]] = place
+    from_triangle[columns[inside], rows[inside]] = place
+    return np.where(inside, rows * d + columns, d * d).astype(np.int32), from_triangle
+
+
 def unpack(packed: Array, d: int) -> Array:
     """The symmetric matrix (d, d) whose packed triangle is given."""
-    half = -(-d // 2)
-    rectangle = packed.reshape(half, 2 * half + 1)
-    across = rectangle[:, :half]
-    first, second = jnp.triu(rectangle[:, half + 1 :]), jnp.tril(rectangle[:, half:-1])
-    first, second = (triangle + triangle.T - jnp.diag(jnp.diagonal(triangle)) for triangle in (first, second))
-    return jnp.block([[first, across], [across.T, second]])[:d, :d]
+    return packed[_places(d)[1]]
 
 
 def symmetric_part(Q: Array) -> Array:
@@ -106,7 +117,10 @@ def symmetric_part(Q: Array) -> Array:
 
 def pack_query(S: Array) -> Array:
     """The vector q (p,) of a symmetric query S (d, d): q · pack(Σ) = ⟨S, Σ⟩ for every symmetric Σ."""
-    return pack(jnp.where(jnp.eye(len(S), dtype=bool), S, 2 * S))
+    d = len(S)
+    place = _places(d)[0]
+    weight = np.where(place % (d + 1) == 0, 1.0, 2.0)  # entries beside the diagonal count twice
+    return S.reshape(-1).at[place].get(mode="fill", fill_value=0) * weight.astype(S.dtype)
 
 
 def _depth(n: int, d: int, leaf_size: int | None) -> int:
@@ -116,69 +130,71 @@ def _depth(n: int, d: int, leaf_size: int | None) -> int:
     return max(0, math.ceil(math.log2(n / leaf_size)))
 
 
-def build_tree(X: Array, leaf_size: int | None = None) -> Tree:
-    """The tree over the items with features X (n, d).
-
-    :param leaf_size: the most items in a leaf, from eight on rounded up to a multiple of eight. Default: about d/2,
-        which gives a tree as large as X.
-
-    O(n d²) time; beside the tree itself a few megabytes and the next level up are held at a time.
-    """
-    n, d = X.shape
-    depth = _depth(n, d, leaf_size)
-    num_leaves = 2**depth
+def leaf_shape(n: int, d: int, leaf_size: int | None = None) -> tuple[int, int]:
+    """The number of leaves, a power of two, and how many items are in each."""
+    num_leaves = 2 ** _depth(n, d, leaf_size)
     size = -(-n // num_leaves)
     if size > _ALIGNMENT:
         size = min(n, -(-size // _ALIGNMENT) * _ALIGNMENT)
-    chunk = min(num_leaves, 2 ** int(math.log2(max(4, _CHUNK_BYTES // (d * d * X.dtype.itemsize)))))
+    return num_leaves, size
+
+
+def sums_of_leaves(X: Array, num_leaves: int, size: int) -> Array:
+    """The packed sums (leaves, p) of x_a x_aᵀ over the items of every leaf, a few megabytes of them at a time."""
+    d = X.shape[1]
+    chunk = min(num_leaves, 2 ** int(math.log2(max(1, _CHUNK_BYTES // (d * d * X.dtype.itemsize)))))
 
     def packed_sums(first: Array) -> Array:
         rows = X.at[first + jnp.arange(chunk * size)].get(mode="fill", fill_value=0)
         blocks = rows.reshape(chunk, size, d)
         return pack(matmul(jnp.swapaxes(blocks, 1, 2), blocks))
 
-    def two_levels(first: Array) -> tuple[Array, Array]:
-        return _two_levels(packed_sums(first))
-
-    top_depth = min(depth, _TOP_DEPTH)
-    starts = jnp.arange(num_leaves // chunk) * (chunk * size)
-    if depth == top_depth:
-        sums = lax.map(packed_sums, starts)
-        return Tree(X, sums.reshape(num_leaves, -1), (), size)
-    # The leaves' own sums are never held all at once.
-    level, sums = lax.map(two_levels, starts)
-    levels, sums = [level.reshape(num_leaves // 4, 3, -1)], sums.reshape(num_leaves // 4, -1)
-    while len(sums) > 2**top_depth:
-        level, sums = _two_levels(sums)
-        levels.insert(0, level)
-    return Tree(X, sums, tuple(levels), size)
+    sums = lax.map(packed_sums, jnp.arange(num_leaves // chunk) * (chunk * size))
+    return sums.reshape(num_leaves, -1)
 
 
-def _two_levels(sums: Array) -> tuple[Array, Array]:
-    """Two levels (s/4, 3, p) above nodes with the sums (s, p), and the sums (s/4, p) of the upper one's nodes."""
-    first, second, third, fourth = (sums[i::4] for i in range(4))
-    left = first + second
-    return jnp.stack([left, first, third], axis=1), left + (third + fourth)
+def build_tree(X: Array, leaf_size: int | None = None) -> Tree:
+    """The tree over the items with features X (n, d).
+
+    :param leaf_size: the most items in a leaf, from eight on rounded up to a multiple of eight. Default: about d/2,
+        which gives a tree as large as X.
+
+    O(n d²) time. Beside the tree itself the sums of the leaves are held, which are as large as X.
+    """
+    n, d = X.shape
+    num_leaves, size = leaf_shape(n, d, leaf_size)
+    sums = sums_of_leaves(X, num_leaves, size)
+    lefts = jnp.zeros_like(sums)
+    while len(sums) > 1:
+        half = len(sums) // 2
+        lefts = lefts.at[half : 2 * half].set(sums[0::2])
+        sums = sums[0::2] + sums[1::2]
+    return Tree(X, lefts.at[0].set(sums[0]), size)
 
 
 def descend_to_leaf(tree: Tree, query: Array, uniforms: Array) -> Array:
     """A leaf, drawn with probability proportional to its mass under a packed query (p,), by a number for each level."""
-    decisions = iter(uniforms)
-    # Rounding may leave a node with slightly less than nothing.
-    masses = jnp.maximum(matmul(tree.top, query), 0.0)
-    node, _ = pick(masses, next(decisions))
-    mass = masses[node]
-    on_cpu = jax.default_backend() == "cpu"
-    for level in tree.levels:
+    lefts, on_cpu = tree.lefts, jax.default_backend() == "cpu"
+
+    def mass_of(row: Array | int) -> Array:
+        return jnp.sum(lefts[row] * query)
+
+    def two_levels(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        node, mass = carry
+        first = tree.depth % 2 + 2 * number
         # A CPU waits longer for two products than it takes for three at once. An accelerator sums while it reads, reads
         # only the child that it needs, and stores no copy of what it read.
-        products = matmul(level[node], query) if on_cpu else None
-        left = jnp.sum(level[node, 0] * query) if products is None else products[0]
-        child, mass, goes_left = _choose_half(node, mass, left, next(decisions))
-        row = jnp.where(goes_left, 1, 2)
-        left = jnp.sum(level[node, row] * query) if products is None else products[row]
-        node, mass, _ = _choose_half(child, mass, left, next(decisions))
-    return node
+        products = matmul(lefts[jnp.stack([node, 2 * node, 2 * node + 1])], query) if on_cpu else None
+        left = mass_of(node) if products is None else products[0]
+        child, mass, goes_left = _choose_half(node, mass, left, uniforms[first])
+        left = mass_of(child) if products is None else jnp.where(goes_left, products[1], products[2])
+        return _choose_half(child, mass, left, uniforms[first + 1])[:2]
+
+    # Rounding may leave a node with slightly less than nothing.
+    carry = jnp.asarray(1), jnp.maximum(mass_of(0), 0.0)
+    if tree.depth % 2:
+        carry = _choose_half(*carry, mass_of(1), uniforms[0])[:2]
+    return lax.fori_loop(0, tree.depth // 2, two_levels, carry)[0] - len(lefts)
 
 
 def _choose_half(node: Array, mass: Array, left: Array, uniform: Array) -> tuple[Array, Array, Array]:
@@ -237,12 +253,12 @@ def descend(tree: Tree, Q: Array, key: Array, excluded: Array | None = None) -> 
     >>> int(item), bool(found)
     (2, True)
     """
-    return descend_symmetric(tree, symmetric_part(Q), key, jnp.zeros(0, int) if excluded is None else excluded)
-
-
-def descend_symmetric(tree: Tree, Q: Array, key: Array, excluded: Array) -> tuple[Array, Array]:
-    """:func:`descend` for a query that is symmetric already."""
     uniforms = random.uniform(key, (tree.num_decisions,), Q.dtype)
+    return descend_symmetric(tree, symmetric_part(Q), uniforms, jnp.zeros(0, int) if excluded is None else excluded)
+
+
+def descend_symmetric(tree: Tree, Q: Array, uniforms: Array, excluded: Array) -> tuple[Array, Array]:
+    """:func:`descend` for a query that is symmetric already, by uniform numbers (decisions,)."""
     items, rows = leaf_items(tree, descend_to_leaf(tree, pack_query(Q), uniforms[1:]))
     index, found = pick_above_rounding(matmul(rows, Q) * rows, items, excluded, uniforms[0])
     return items[index], found

@@ -19,7 +19,7 @@ from numpyro_ndpp.greedy import greedy_given, greedy_map, greedy_subsets
 from numpyro_ndpp.kernel import Pinned
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.polynomials import log_weights_of_sizes
-from numpyro_ndpp.samplers.batching import chunk_size, draws_of_varying_size, in_chunks, pinned_items
+from numpyro_ndpp.samplers.batching import by_size, chunk_size, draw_sizes, in_chunks, pinned_items, side_by_side
 from numpyro_ndpp.samplers.tree import (
     Tree,
     build_tree,
@@ -31,6 +31,8 @@ from numpyro_ndpp.samplers.walk import ChainState, Forms, Walk, item_scale
 UPS = ("direct", "rejection", "naive")
 INITS = ("greedy", "uniform")
 
+# No step of a draw has this number: the key of its start.
+_OF_THE_START = 2**32 - 2
 # Items at a time in the preprocessing.
 _ROWS = 4096
 
@@ -50,37 +52,43 @@ def walk_chunk_size(walk: Walk, width: int) -> int:
     return chunk_size(walk.W.dtype.itemsize * 8 * d * (width + d))
 
 
-def _draw_of_size(walk: Walk, width: int, size: Array | int, key: Array) -> Array:
-    """A subset (width,) of ``size`` items, or -1 throughout where none has a positive probability."""
-    n, settings = len(walk.tree.X), walk.settings
-    if width == 0:
-        return jnp.zeros(0, jnp.int32)
-    if walk.size_logits is None:
-        size = width  # the same number of steps for every chain: no chain has to be held while others go on
-    start_key, single_key, walk_key = random.split(key, 3)
-    start = (walk.starts if walk.size_logits is None else walk.starts[size])[:width]
-    possible = jnp.sum(start < n) == size
-    if walk.size_logits is not None:
-        possible &= walk.size_logits[size] > -jnp.inf  # none of the allowed sizes may be possible
-    if settings.init == "uniform":
-        start = walk.uniform_start(start_key, size, start)
-    if width == 1 or walk.size_logits is not None:
-        single, found = walk._single(single_key)
-        start = jnp.where((size == 1) & found, single[:width], start)
+def _chains(walk: Walk, sizes: Array | None, keys: Array) -> Array:
+    """Subsets (c, w) of the sizes (c,), or of the one size that there is; -1 where none has a positive probability.
 
-    def body(number: Array, state: ChainState) -> ChainState:
-        return walk.step(random.fold_in(walk_key, number), state)[0]
+    The chains go on together until the one with the most steps is done; the others stay where they are.
+    """
+    n, settings, width = len(walk.tree.X), walk.settings, walk.width
+    is_fixed = sizes is None
+    sizes = jnp.full(len(keys), width) if sizes is None else sizes
 
-    num_steps = size**2 if settings.num_steps is None else settings.num_steps
-    num_steps = jnp.where(possible & (size >= 2), num_steps, 0)
-    subset = lax.fori_loop(0, num_steps, body, walk.init(start)).subset
-    return jnp.where(possible, jnp.sort(subset[len(walk.pinned) :]), -1).astype(jnp.int32)
+    def start(size: Array, key: Array) -> tuple[ChainState, Array]:
+        items = walk.starts if is_fixed else walk.starts[size]
+        possible = jnp.sum(items < n) == size
+        if not is_fixed:
+            possible &= walk.size_logits[size] > -jnp.inf  # none of the allowed sizes may be possible
+        if settings.init == "uniform":
+            items = walk.uniform_start(random.fold_in(key, _OF_THE_START), size, items)
+        return walk.init(items), possible
 
+    states, possible = side_by_side(start, sizes, keys)
+    num_steps = sizes**2 if settings.num_steps is None else jnp.full_like(sizes, settings.num_steps)
+    num_steps = jnp.where(sizes == 1, jnp.minimum(num_steps, 1), num_steps)  # one draw of one item is exact
+    num_steps = jnp.where(possible, num_steps, 0)
 
-@partial(jax.jit, static_argnums=1)
-def _draws(walk: Walk, width: int, sizes: Array, keys: Array) -> Array:
-    """Subsets (s, width) of the sizes (s,), so many chains side by side as memory allows."""
-    return in_chunks(partial(_draw_of_size, walk, width), walk_chunk_size(walk, width), sizes, keys)
+    def step(number: Array, states: ChainState) -> ChainState:
+        def one(key: Array, state: ChainState, num_steps: Array) -> ChainState:
+            # where the size is fixed, no chain has to be held while others go on
+            active = True if is_fixed else number < num_steps
+            return walk.step(random.fold_in(key, number), state, active)[0]
+
+        if len(keys) == 1:
+            single = one(keys[0], jax.tree.map(lambda array: array[0], states), num_steps[0])
+            return jax.tree.map(lambda array: array[None], single)
+        return jax.vmap(one)(keys, states, num_steps)
+
+    most = num_steps[0] if len(keys) == 1 else jnp.max(num_steps)
+    subsets = lax.fori_loop(0, most, step, states).subset[:, len(walk.pinned) :]
+    return jnp.where(possible[:, None], jnp.sort(subsets, axis=1), -1).astype(jnp.int32)
 
 
 @dataclass(frozen=True)
@@ -178,14 +186,12 @@ class UpDown:
         """One subset, padded; -1 throughout if none of an allowed size has a positive probability."""
         return self.sample(walk, key[None])[0]
 
-    def sample(self, walk: Walk, keys: Array) -> Array:
-        """Subsets (s, w), one for each key.
-
-        Where the size varies, a draw costs the width at which it is made. Outside jit draws of like sizes of one kernel
-        are made together, at about their own width.
-        """
+    def sample(self, walk: Walk, keys: Array, number: Array | int | None = None) -> Array:
+        """Subsets (s, w), one for each key; only the first ``number`` are made. A draw costs the size that it has."""
+        number = len(keys) if number is None else number
+        if walk.width == 0:
+            return jnp.zeros((len(keys), 0), jnp.int32)
+        chunk = walk_chunk_size(walk, walk.width)
         if walk.size_logits is None:
-            return _draws(walk, walk.width, jnp.full(len(keys), walk.width), keys)
-        return draws_of_varying_size(
-            partial(_draws, walk), partial(walk_chunk_size, walk), walk.size_logits, len(walk.tree.X), walk.width, keys
-        )
+            return in_chunks(partial(_chains, walk, None), chunk, number, keys)
+        return by_size(partial(_chains, walk), chunk, number, draw_sizes(walk.size_logits, keys), keys)

@@ -44,11 +44,18 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 
 from numpyro_ndpp.kernel import BORDER, log_minor, log_minors
-from numpyro_ndpp.linalg import adjugate, determinant, matmul, thin_product
+from numpyro_ndpp.linalg import (
+    adjugate,
+    determinant,
+    inverse_of_leading,
+    matmul,
+    matmul_inner,
+    matmul_rows,
+    thin_product,
+)
 from numpyro_ndpp.samplers.proposal import decompose, draw_k_dpp, log_esp_table, youla_symmetrization
 from numpyro_ndpp.samplers.tree import (
     Tree,
-    descend,
     descend_symmetric,
     descend_to_leaf,
     leaf_items,
@@ -62,6 +69,8 @@ if TYPE_CHECKING:
 
 # Proposals before the rejection operator hands over to the direct one.
 _MAX_PROPOSALS = 1000
+# Where the size varies and there is room for more items than this, a step costs its size and not the room.
+_WIDE = 32
 
 dot = partial(jnp.dot, precision="highest")
 
@@ -93,6 +102,16 @@ class _Bordered(NamedTuple):
     from_left: Array  # (w, 2) N G, so that q = W X_Aᵀ N G
     from_right: Array  # (w, 2) Nᵀ G
     E: Array  # (2, 2)
+    used: Array | None  # slots in use, where that is worth knowing
+
+
+class _Primed(NamedTuple):
+    """The kernel given A and the phantoms, as the module's docstring has it."""
+
+    W: Array  # (d, d) W′
+    CW: Array  # (d, d) C W′
+    q: Array  # (d, 2)
+    p: Array  # (2, d) pᵀ
 
 
 class _Pair(NamedTuple):
@@ -166,36 +185,46 @@ class Walk:
         subset = jnp.append(self.pinned, jnp.sort(jnp.asarray(subset, jnp.int32)))
         return ChainState(subset, *self._images(self._features(subset)))
 
-    def step(self, key: Array, state: ChainState) -> tuple[ChainState, StepInfo]:
-        """One step: two items dropped, two added. Subsets of fewer than two items stay as they are.
+    def step(self, key: Array, state: ChainState, active: Array | bool = True) -> tuple[ChainState, StepInfo]:
+        """One step: two items dropped, two added. A single item is drawn anew, an empty subset stays as it is.
+
+        :param active: whether to move at all; a chain that is done waits so for others beside it.
 
         O(k d² + d² log n) for the direct operator, and d³ in float32. Each step leaves the law of the walk as it is.
         """
         n, width, first = len(self.tree.X), len(state.subset), len(self.pinned)
-        if width - first < 2:
+        if width == first:
             return state, StepInfo(jnp.asarray(0), jnp.asarray(False))
-        drop_key, *up_keys = random.split(key, 3)
+        up_key = None
+        if self.settings.up != "direct":
+            key, up_key = random.split(key)
+        decisions = self.tree.num_decisions
+        # All the random numbers of a step at once: each call of the generator is a program to compile.
+        uniforms = random.uniform(key, (2 + width + 2 * decisions,), self.W.dtype)
+        two, spread, down = uniforms[:2], uniforms[2 : 2 + width], uniforms[2 + width :].reshape(2, decisions)
         size = jnp.sum(state.subset[first:] < n)
-        uniforms = random.uniform(drop_key, (width + 2,), self.W.dtype)
-        i, j = self._two_slots(uniforms[:2], size)
+        i, j = self._two_slots(two, size)
         slot = jnp.arange(width)
         kept = (state.subset < n) & (slot != i) & (slot != j)
 
-        bordered = self._border(state, kept, uniforms[2:])
-        up = {"direct": self._direct, "rejection": self._rejection, "naive": self._naive}[self.settings.up]
-        pair = up(up_keys, state, bordered)
+        bordered = self._border(state, kept, spread, first + size)
+        pair = self._direct(down, state, bordered, size >= 2)
+        if up_key is not None:
+            up = {"rejection": self._rejection, "naive": self._naive}[self.settings.up]
+            of_two = up(up_key, state, bordered, pair)
+            pair = jax.tree.map(lambda one, two: jnp.where(size >= 2, two, one), pair, of_two)
 
         # Rounding may have led the draw astray, to where there is no mass: then the chain stays.
-        moves = pair.found & (size >= 2)
-        is_i, is_j = moves & (slot == i), moves & (slot == j)
-        (left_a, right_a), (left_b, right_b) = (self._images(x) for x in self._features(pair.items))
+        moves = pair.found & (size >= 1) & active
+        items = jnp.where(size >= 2, pair.items, pair.items[::-1]).astype(state.subset.dtype)
+        is_i, is_j = moves & (slot == i), moves & (slot == j) & (size >= 2)
+        (left_a, right_a), (left_b, right_b) = (self._images(x) for x in self._features(items))
         left = jnp.where(is_i, left_a[..., None], jnp.where(is_j, left_b[..., None], state.left))
         is_row_i, is_row_j = is_i[:, None], is_j[:, None]
         right = jnp.where(is_row_i, right_a[:, None], jnp.where(is_row_j, right_b[:, None], state.right))
-        items = pair.items.astype(state.subset.dtype)
         subset = jnp.where(is_i, items[0], jnp.where(is_j, items[1], state.subset))
-        dropped = jnp.where(slot == i, state.subset[i], state.subset[j])
-        changed = moves & ~jnp.all(jnp.isin(items, jnp.where(kept, n, dropped)))
+        same = jnp.all(jnp.any(subset[:, None] == state.subset, axis=1))
+        changed = moves & ~same
         return ChainState(subset, left, right), StepInfo(jnp.where(moves, pair.num_rejections, 0), changed)
 
     def uniform_start(self, key: Array, size: Array | int, otherwise: Array) -> Array:
@@ -224,25 +253,27 @@ class Walk:
         zero for r = s; -inf where there is no such move. The reverse of a move has r and s exchanged: propose both
         equally often. O(w d² + d³ + d² log n).
         """
-        n, width = len(self.tree.X), len(subset)
-        drop_key, *up_keys = random.split(key, 3)
+        n, width, decisions = len(self.tree.X), len(subset), self.tree.num_decisions
         state = self.init(subset)
         first, slot = len(self.pinned), jnp.arange(len(self.pinned) + width)
         size = jnp.sum(state.subset[first:] < n)
-        uniforms = random.uniform(drop_key, (len(slot) + 2,), self.W.dtype)
+        uniforms = random.uniform(key, (2 + len(slot) + 2 * decisions,), self.W.dtype)
+        spread, down = uniforms[2 : 2 + len(slot)], uniforms[2 + len(slot) :].reshape(2, decisions)
         i, j = self._two_slots(uniforms[:2], size)
         dropped = ((slot == i) & (num_dropped >= 1)) | ((slot == j) & (num_dropped == 2))
-        bordered = self._border(state, (state.subset < n) & ~dropped, uniforms[2:])
+        bordered = self._border(state, (state.subset < n) & ~dropped, spread, first + size)
 
         # up to the same factor: det L_A, and the sums over one and two items more
-        one = self._dense(self._only_factored(state, bordered))
-        two = self._first(state, bordered)
+        primed = self._primed(state, bordered)
+        nothing = jnp.zeros_like(self.tree.X[0])
+        one = self._dense(self._second_query(state, bordered, primed, nothing, jnp.asarray(False)))
+        two = self._dense(self._first_query(state, bordered, primed))
         sums = jnp.stack([determinant(bordered.E), jnp.sum(one * self.C), 0.5 * jnp.sum(two * self.C)])
         log_sums = jnp.log(jnp.maximum(sums, 0.0))
         members = bordered.members
-        a, found_a = descend_symmetric(self.tree, jnp.where(num_added == 2, two, one), up_keys[0], members)
-        second = self._second_factored(state, bordered, self._features(a))
-        b, found_b = self._draw_factored(second, up_keys[1], jnp.append(members, a))
+        a, found_a = descend_symmetric(self.tree, jnp.where(num_added == 2, two, one), down[0], members)
+        second = self._second_query(state, bordered, primed, self._features(a), jnp.asarray(True))
+        b, found_b = self._draw(second, down[1], jnp.append(members, a))
         added = jnp.where(jnp.arange(2) < num_added, jnp.stack([a, b]), n).astype(subset.dtype)
         together = jnp.sort(jnp.append(members[first:], added))
         new_size = size - num_dropped + num_added
@@ -261,17 +292,11 @@ class Walk:
         j = jnp.floor(uniforms[1] * (size - 1)).astype(jnp.int32)
         return len(self.pinned) + i, len(self.pinned) + j + (j >= i)
 
-    def _first(self, state: ChainState, bordered: _Bordered) -> Array:
-        """The symmetric part of M."""
-        if self.W.dtype == jnp.float64:
-            return self._dense(self._first_factored(state, bordered))
-        return self._first_dense(state, bordered)
-
-    def _dense(self, query: _Query) -> Array:
+    def _dense(self, query: "_Query | Array") -> Array:
         """The symmetric part (d, d) of a query."""
-        fixed = query.coefficients[0] * self.W
-        if self.W.dtype == jnp.float64:
-            fixed = fixed + query.coefficients[1] * self.lefts[1]
+        if not isinstance(query, _Query):
+            return query
+        fixed = query.coefficients[0] * self.lefts[0] + query.coefficients[1] * self.lefts[1]
         return symmetric_part(fixed + matmul(query.left, query.right))
 
     def _features(self, items: Array) -> Array:
@@ -281,16 +306,20 @@ class Walk:
         """The left and right images of the features x (d,) of one item or (w, d) of several."""
         return matmul(self.lefts, x.T), matmul(x, self.rights)
 
-    def _border(self, state: ChainState, kept: Array, uniforms: Array) -> _Bordered:
-        """A, the kept slots (w,) of a chain, and two phantom items in general position."""
+    def _border(self, state: ChainState, kept: Array, uniforms: Array, num_used: Array) -> _Bordered:
+        """A, the kept slots (w,) of a chain, and two phantom items in general position.
+
+        :param num_used: all slots from there on are empty. Where the size varies, the cost is by that, not by w.
+        """
         width, dtype = len(kept), self.W.dtype
+        used = num_used if self.size_logits is not None and width > _WIDE else None
         scale = jnp.where(kept, self.item_scale.at[state.subset].get(mode="fill", fill_value=0), 0.0)
         # Directions spread evenly, in random order: no two items share one, no vector is orthogonal to all for long.
         angle = math.pi * jnp.sum(uniforms[:, None] > uniforms, axis=1, dtype=dtype) / width
         G = BORDER * jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1) * kept[:, None]
-        L = matmul(state.right[0], self._features(state.subset).T)
+        L = matmul_rows(state.right[0], self._features(state.subset).T, used)
         regular = L * scale[:, None] * scale + thin_product(G, G.T) + jnp.diag((~kept).astype(dtype))
-        inverse = jnp.linalg.inv(regular)
+        inverse = inverse_of_leading(regular, used)
         from_left = matmul(inverse, G)
         return _Bordered(
             members=jnp.where(kept, state.subset, len(self.tree.X)),
@@ -298,27 +327,51 @@ class Walk:
             from_left=from_left * scale[:, None],
             from_right=matmul(G.T, inverse).T * scale[:, None],
             E=jnp.eye(2, dtype=dtype) - matmul(G.T, from_left),
+            used=used,
         )
 
-    def _direct(self, keys: list[Array], state: ChainState, bordered: _Bordered) -> _Pair:
-        """The pair by two descents."""
-        members = bordered.members
-        # In float64 the query stays in factors, which spares products of d³. Its terms are as large as the kernel,
-        # though, and where A takes most of that away, float32 has no digits left: there W′ is formed first.
-        if self.W.dtype == jnp.float64:
-            a, found_a = self._draw_factored(self._first_factored(state, bordered), keys[0], members)
-        else:
-            a, found_a = descend_symmetric(self.tree, self._first_dense(state, bordered), keys[0], members)
-        second = self._second_factored(state, bordered, self._features(a))
-        b, found_b = self._draw_factored(second, keys[1], jnp.append(members, a))
-        return _Pair(jnp.stack([a, b]), found_a & found_b, jnp.asarray(0))
+    def _direct(self, uniforms: Array, state: ChainState, bordered: _Bordered, is_pair: Array) -> _Pair:
+        """The pair by two descents, with uniform numbers (2, decisions); only the second one if no pair is wanted."""
+        members, primed = bordered.members, self._primed(state, bordered)
+        a, found_a = self._draw(self._first_query(state, bordered, primed), uniforms[0], members)
+        a = jnp.where(is_pair, a, len(self.tree.X))
+        second = self._second_query(state, bordered, primed, self._features(a), is_pair)
+        b, found_b = self._draw(second, uniforms[1], jnp.append(members, a))
+        return _Pair(jnp.stack([a, b]), (found_a | ~is_pair) & found_b, jnp.asarray(0))
 
-    def _first_dense(self, state: ChainState, bordered: _Bordered) -> Array:
+    # In float64 queries stay in factors, which spares products of d³. Their terms are as large as the kernel, though, and
+    # where A takes most of that away, float32 has no digits left: there W′ is formed first.
+
+    def _first_query(self, state: ChainState, bordered: _Bordered, primed: "_Primed | None") -> "_Query | Array":
+        """M, the query for the first item of a pair."""
+        return self._first_factored(state, bordered) if primed is None else self._first_dense(primed, bordered)
+
+    def _second_query(
+        self, state: ChainState, bordered: _Bordered, primed: "_Primed | None", x: Array, is_there: Array
+    ) -> "_Query | Array":
+        """The query for the second item, given the features x of the first; for the only one if there is no first."""
+        if primed is None:
+            return self._second_factored(state, bordered, x, is_there)
+        return self._second_dense(primed, bordered, x, is_there)
+
+    def _draw(self, query: "_Query | Array", uniforms: Array, excluded: Array) -> tuple[Array, Array]:
+        """An item by a descent, and whether one was found."""
+        if isinstance(query, _Query):
+            return self._draw_factored(query, uniforms, excluded)
+        return descend_symmetric(self.tree, query, uniforms, excluded)
+
+    def _primed(self, state: ChainState, bordered: _Bordered) -> "_Primed | None":
+        if self.W.dtype == jnp.float64:
+            return None
+        (U, CU), Z = state.left, state.right[0]
+        NZ = matmul_inner(bordered.N, Z, bordered.used)
+        W = self.lefts[0] - matmul_inner(U, NZ, bordered.used)
+        CW = self.lefts[1] - matmul_inner(CU, NZ, bordered.used)
+        return _Primed(W, CW, matmul(U, bordered.from_left), matmul(bordered.from_right.T, Z))
+
+    def _first_dense(self, primed: _Primed, bordered: _Bordered) -> Array:
         """The symmetric part of M, the query for the first item."""
-        (U, CU), Z, E = state.left, state.right[0], bordered.E
-        NZ = matmul(bordered.N, Z)
-        W, CW = self.lefts[0] - matmul(U, NZ), self.lefts[1] - matmul(CU, NZ)  # W′ and C W′
-        q, p = matmul(U, bordered.from_left), matmul(bordered.from_right.T, Z)
+        E, (W, CW, q, p) = bordered.E, primed
         det_E, qE = determinant(E), thin_product(q, adjugate(E))  # T = qE pᵀ
         pC = matmul(p, self.C)
         trace_WC, trace_TC = jnp.trace(CW), jnp.sum(pC.T * qE)
@@ -329,6 +382,15 @@ class Walk:
         large = (det_E * trace_WC - trace_TC) * W - det_E * matmul(W, CW)
         thin = thin_product(jnp.concatenate([left, qE], axis=1), jnp.concatenate([p, matmul(p, CW)]))
         return symmetric_part(large + thin)
+
+    def _second_dense(self, primed: _Primed, bordered: _Bordered, x: Array, is_there: Array) -> Array:
+        """The symmetric part of the query for the second item, given the features x of the first, if there is one."""
+        W, _, q, p = primed
+        Wx, xW = matmul(W, x), matmul(x, W)
+        own = jnp.where(is_there, dot(x, Wx), 1.0)
+        corner = self._corner(jnp.append(own, matmul(x, q)), jnp.append(own, matmul(p, x)), bordered.E)
+        left, right = jnp.concatenate([Wx[:, None], q], axis=1), jnp.concatenate([xW[None], p])
+        return symmetric_part(determinant(corner) * W - thin_product(thin_product(left, adjugate(corner)), right))
 
     def _corner(self, row: Array, column: Array, E: Array) -> Array:
         """The matrix (3, 3) over an item and the phantoms, E below a row (3,) and a column (3,)."""
@@ -354,15 +416,15 @@ class Walk:
         right = jnp.concatenate([matmul(between, Z) + matmul(across, Y), across_Z])
         return _Query(jnp.stack([c_W, -det_E]), jnp.concatenate([*state.left], axis=1), right)
 
-    def _second_factored(self, state: ChainState, bordered: _Bordered, x: Array) -> _Query:
-        """The query for the second item, given the features x of the first, in those of A and x."""
+    def _second_factored(self, state: ChainState, bordered: _Bordered, x: Array, is_there: Array) -> _Query:
+        """The query for the second item, given the features x of the first, if there is one, in those of A and x."""
         N, a, b = bordered.N, bordered.from_left, bordered.from_right
         to_x, from_x = matmul(state.right[0], x), matmul(x, state.left[0])  # L_{A,x}, L_{x,A}
         own_left, own_right = matmul(self.W, x), matmul(x, self.W)
         # W′x = [U, Wx] times the first column, and so on
         left = jnp.pad(jnp.concatenate([-matmul(N, to_x)[:, None], a], axis=1), ((0, 1), (0, 0))).at[-1, 0].set(1.0)
         right = jnp.pad(jnp.concatenate([-matmul(from_x, N)[:, None], b], axis=1), ((0, 1), (0, 0))).at[-1, 0].set(1.0)
-        own = dot(x, own_left)
+        own = jnp.where(is_there, dot(x, own_left), 1.0)
         corner = self._corner(matmul(jnp.append(from_x, own), left), matmul(jnp.append(to_x, own), right), bordered.E)
         det_corner = determinant(corner)
         between = -det_corner * jnp.pad(N, (0, 1)) - thin_product(thin_product(left, adjugate(corner)), right.T)
@@ -372,18 +434,10 @@ class Walk:
             right=matmul(between, jnp.concatenate([state.right[0], own_right[None]])),
         )
 
-    def _only_factored(self, state: ChainState, bordered: _Bordered) -> _Query:
-        """The query for one item more than A: det E W′ - T."""
-        N, a, b, E = bordered.N, bordered.from_left, bordered.from_right, bordered.E
-        det_E = determinant(E)
-        between = -det_E * N - thin_product(thin_product(a, adjugate(E)), b.T)
-        return _Query(jnp.stack([det_E, jnp.zeros_like(det_E)]), state.left[0], matmul(between, state.right[0]))
-
-    def _draw_factored(self, query: _Query, key: Array, excluded: Array) -> tuple[Array, Array]:
+    def _draw_factored(self, query: _Query, uniforms: Array, excluded: Array) -> tuple[Array, Array]:
         """An item by a descent. Its leaf's masses come from the factors where that is less than O(d²) an item."""
         low_rank = symmetric_part(matmul(query.left, query.right))
         packed = matmul(query.coefficients, self.forms.packed) + pack_query(low_rank)
-        uniforms = random.uniform(key, (self.tree.num_decisions,), packed.dtype)
         items, rows = leaf_items(self.tree, descend_to_leaf(self.tree, packed, uniforms[1:]))
         own = query.coefficients * self.forms.items.at[items].get(mode="fill", fill_value=0)
         d, rank = query.left.shape
@@ -394,7 +448,7 @@ class Walk:
         index, found = pick_above_rounding(jnp.concatenate([own, terms], axis=1), items, excluded, uniforms[0])
         return items[index], found
 
-    def _rejection(self, keys: list[Array], state: ChainState, bordered: _Bordered) -> _Pair:
+    def _rejection(self, key: Array, state: ChainState, bordered: _Bordered, direct: _Pair) -> _Pair:
         """The published operator (Algorithm 2): pairs of a symmetric kernel that dominates, until one is accepted.
 
         Where L_A is singular there is no conditional kernel to symmetrise, and after too many rejections the direct
@@ -412,7 +466,7 @@ class Walk:
 
         def propose(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             number, _, _ = carry
-            draw_key, accept_key = random.split(random.fold_in(keys[0], number))
+            draw_key, accept_key = random.split(random.fold_in(key, number))
             items, found = draw_k_dpp(self.tree, proposal, table, 2, draw_key, bordered.members)
             x = self._features(items)
             target, dominating = (determinant(matmul(matmul(x, Q), x.T)) for Q in (W, What))
@@ -425,14 +479,13 @@ class Walk:
 
         start = (jnp.asarray(0), jnp.full(2, len(self.tree.X)), jnp.asarray(False))
         number, items, accepted = lax.while_loop(unfinished, propose, start)
-        direct_keys = [random.fold_in(key, _MAX_PROPOSALS) for key in keys]
-        return lax.cond(
-            accepted,
-            lambda: _Pair(items, accepted, number - 1),
-            lambda: self._direct(direct_keys, state, bordered)._replace(num_rejections=number),
+        return jax.tree.map(
+            lambda proposed, other: jnp.where(accepted, proposed, other),
+            _Pair(items.astype(direct.items.dtype), accepted, number - 1),
+            direct._replace(num_rejections=number),
         )
 
-    def _naive(self, keys: list[Array], state: ChainState, bordered: _Bordered) -> _Pair:
+    def _naive(self, key: Array, state: ChainState, bordered: _Bordered, direct: _Pair) -> _Pair:
         """All pairs, by the determinants of all their subsets: O(n² k² (d + k)). For checking the others."""
         n = len(self.tree.X)
         rest = jnp.sort(bordered.members)
@@ -446,23 +499,12 @@ class Walk:
             possible = ~jnp.isin(others, rest) & ~jnp.isin(a, rest) & (others != a)
             return jnp.where(possible, log_minors(self.tree.X, self.W, subsets), -jnp.inf)
 
+        keys = random.split(key)
         row_sums = lax.map(lambda a: jax.nn.logsumexp(log_weights(a)), others)
         a = random.categorical(keys[0], row_sums).astype(rest.dtype)
         weights = log_weights(a)
         b = random.categorical(keys[1], weights).astype(rest.dtype)
         return _Pair(jnp.stack([a, b]), weights[b] > -jnp.inf, jnp.asarray(0))
-
-    def _single(self, key: Array) -> tuple[Array, Array]:
-        """A subset (w,) of one item beside the pinned ones, drawn exactly, and whether one was found."""
-        if len(self.pinned) == 0:
-            item, found = descend(self.tree, self.W, key)
-        else:
-            border_key, key = random.split(key)
-            state = self.init(jnp.zeros(0, jnp.int32))
-            present = self.pinned < len(self.tree.X)
-            bordered = self._border(state, present, random.uniform(border_key, present.shape, self.W.dtype))
-            item, found = self._draw_factored(self._only_factored(state, bordered), key, self.pinned)
-        return jnp.full(self.width, len(self.tree.X), jnp.int32).at[0].set(item.astype(jnp.int32)), found
 
 
 def _log_choose(n: Array, r: Array | int) -> Array:
