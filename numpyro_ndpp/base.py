@@ -10,6 +10,7 @@ Everything is written for one kernel; batches of kernels and of subsets are deal
 """
 
 import copy
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax, random
 from jax.typing import ArrayLike
 from numpyro.distributions import Distribution, constraints
@@ -67,6 +69,35 @@ def floating(*arrays: ArrayLike) -> tuple[Array, ...]:
         return tuple(array.astype(dtype) for array in converted)
 
 
+def is_tracing() -> bool:
+    """Whether JAX is tracing a function here: then even a constant is no number yet."""
+    return not not_jax_tracer(jnp.zeros(()))
+
+
+def compiled(*static: str) -> Callable[[Callable], Callable]:
+    """A method of a law as one program, by the names of its static arguments; inside what JAX traces, as it stands.
+
+    Without it every operation would be a program of its own, to be compiled at its first call.
+    """
+
+    def decorate(method: Callable) -> Callable:
+        program = jax.jit(method, static_argnames=static)
+
+        @functools.wraps(method)
+        def call(self: "SubsetDistribution", *arguments: Any, **settings: Any) -> Any:
+            if is_tracing():
+                return method(self, *arguments, **settings)
+            return program(self._bare(), *arguments, **settings)
+
+        return call
+
+    return decorate
+
+
+def _broadcast_to(array: Array, shape: Shape) -> Array:
+    return array if array.shape == shape else jnp.broadcast_to(array, shape)
+
+
 @partial(jax.jit, static_argnums=(0, 4, 5, 6))
 def _prepare(sampler: Any, X: Array, W: Array, pinned: Array, min_size: int, max_size: int, width: int) -> Any:
     """What the sampler prepares for kernels X (..., n, d), W (..., d, d) and pinned items (..., j)."""
@@ -101,6 +132,24 @@ def _log_sums(
 ) -> Array:
     """The same with each of the subsets (s, m) pinned."""
     return lax.map(lambda items: _log_sum(W, C, Pinned.of(X, items), sizes, rank, num_certain), subsets)
+
+
+@jax.jit
+def _grams(X: Array) -> Array:
+    return jnp.vectorize(gram, signature="(n,d)->(d,d)")(X)
+
+
+@jax.jit
+def _without(X: Array, items: Array) -> Array:
+    """Features X (..., n, d) with rows of zeros for the items (..., m)."""
+    return jnp.vectorize(lambda X, items: X.at[items].set(0.0, mode="drop"), signature="(n,d),(m)->(n,d)")(X, items)
+
+
+@jax.jit
+def _sorted_together(subsets: Array, pinned: Array) -> Array:
+    lead = lax.broadcast_shapes(subsets.shape[:-1], pinned.shape[:-1])
+    subsets, pinned = (jnp.broadcast_to(part, lead + part.shape[-1:]) for part in (subsets, pinned))
+    return jnp.sort(jnp.concatenate([subsets, pinned.astype(subsets.dtype)], axis=-1), axis=-1)
 
 
 class SubsetDistribution(Distribution):
@@ -143,18 +192,27 @@ class SubsetDistribution(Distribution):
         state = self._cached if self._prepared is None else self._prepared
         if state is not None:
             return state
-        # Concrete parameters are prepared once, within jit too.
+        state, is_known = self.once_where_known(self._prepare_now)
+        if is_known:
+            self._cached = state
+        return state
+
+    def once_where_known(self, prepare: Callable[[], Any]) -> tuple[Any, bool]:
+        """What ``prepare`` makes of the kernel, and whether it is known: then it is made once, within jit too."""
+        if not is_tracing():
+            return prepare(), all(map(not_jax_tracer, (self.X, self.W, self._pinned)))
         with jax.ensure_compile_time_eval():
-            X = jnp.broadcast_to(self.X, (*self.batch_shape, self.num_items, self.rank))
-            W = jnp.broadcast_to(self.W, (*self.batch_shape, self.rank, self.rank))
-            pinned = jnp.broadcast_to(self._pinned, self.batch_shape + self._pinned.shape[-1:])
-            # A draw has no derivative, and what leads to it need not carry one along.
-            X, W = lax.stop_gradient((X, W))
-            arguments = (self.sampler, X, W, pinned, *self._whole_sizes, self.max_size)
-            if all(map(not_jax_tracer, (X, W, pinned))):
-                self._cached = _prepare(*arguments)
-                return self._cached
-        return _prepare(*arguments)
+            if all(map(not_jax_tracer, (self.X, self.W, self._pinned))):
+                return prepare(), True
+        return prepare(), False
+
+    def _prepare_now(self) -> Any:
+        X = _broadcast_to(self.X, (*self.batch_shape, self.num_items, self.rank))
+        W = _broadcast_to(self.W, (*self.batch_shape, self.rank, self.rank))
+        pinned = _broadcast_to(self._pinned, self.batch_shape + self._pinned.shape[-1:])
+        # A draw has no derivative, and what leads to it need not carry one along.
+        X, W = lax.stop_gradient((X, W))
+        return _prepare(self.sampler, X, W, pinned, *self._whole_sizes, self.max_size)
 
     def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
         """Draws of shape ``sample_shape + batch_shape + event_shape``, int32, by the distribution's ``sampler``.
@@ -199,21 +257,30 @@ class SubsetDistribution(Distribution):
 
         :raises TypeError: for values that are not integers.
         """
-        value = jnp.asarray(value)
+        value = value if isinstance(value, np.ndarray) else jnp.asarray(value)
         if not jnp.issubdtype(value.dtype, jnp.integer):
             raise TypeError(f"value must hold integer item numbers, got {value.dtype}; for 0/1 vectors use multihot()")
         if value.ndim == 0:
             raise ValueError("value must have one dimension at least: the items of a subset")
+        return self._log_prob(value, self.log_normalizer)
+
+    @compiled()
+    def _log_prob(self, value: Array, log_normalizer: Array) -> Array:
         value = value.astype(jnp.promote_types(value.dtype, jnp.int32))  # may be too narrow for the number of items
         inside = self._inside(value)
         # No subset in the support is larger than max_size, so the columns beyond that are padding.
         subsets = jnp.where(inside[..., None], value, self.num_items)[..., : self.max_size].astype(jnp.int32)
         log_minor = self._log_minors(self.X, self._inner_block, self._with_pinned(subsets))
-        log_normalizer = self.log_normalizer
         possible = inside & (log_minor > -jnp.inf) & (log_normalizer != -jnp.inf)
         log_prob = jnp.where(possible, log_minor - jnp.where(possible, log_normalizer, 0.0), -jnp.inf)
         # Of a kernel that is not a number no subset is possible, nor impossible.
         return jnp.where(jnp.isnan(log_normalizer), jnp.nan, log_prob)
+
+    def _bare(self) -> Self:
+        """The law alone, without what only draws need: what is compiled for one sampler serves all."""
+        bare = copy.copy(self)
+        bare.sampler, bare._prepared, bare._cached, bare._validate_args = None, None, None, False
+        return bare
 
     def _of_subsets(self, function: Callable[..., Array], signature: str, subsets: Array, *kernels: Array) -> Array:
         """``function(*kernel, subsets (s, m)) -> (s, ...)``: subsets (..., m), broadcast with the batch of kernels."""
@@ -254,9 +321,7 @@ class SubsetDistribution(Distribution):
         pinned = self._pinned
         if pinned.shape[-1] == 0:
             return subsets
-        lead = lax.broadcast_shapes(subsets.shape[:-1], pinned.shape[:-1])
-        subsets, pinned = (jnp.broadcast_to(part, lead + part.shape[-1:]) for part in (subsets, pinned))
-        return jnp.sort(jnp.concatenate([subsets, pinned.astype(subsets.dtype)], axis=-1), axis=-1)
+        return _sorted_together(subsets, pinned)
 
     @property
     def _inner_block(self) -> Array:
@@ -280,7 +345,7 @@ class SubsetDistribution(Distribution):
 
     @lazy_property
     def _gram(self) -> Array:
-        return jnp.vectorize(gram, signature="(n,d)->(d,d)")(self.X)
+        return _grams(self.X)
 
     @property
     def _num_certain(self) -> int:
@@ -293,8 +358,13 @@ class SubsetDistribution(Distribution):
     @lazy_property
     def log_normalizer(self) -> Array:
         """log Σ det L_S over the support (batch shape): log det(I + L) without size limits, log e_k for size k."""
+        return self._log_normalizers()
+
+    @compiled()
+    def _log_normalizers(self) -> Array:
         return self._per_kernel(lambda X, W, C, pinned: self._log_normalizer(W, C, Pinned.of(X, pinned)), "()")
 
+    @compiled()
     def size_log_prob(self) -> Array:
         """log P(size = j) for j = 0 .. d, (..., d+1). O(d³); its derivatives cost O(d⁵)."""
 
@@ -305,6 +375,7 @@ class SubsetDistribution(Distribution):
 
         return self._per_kernel(of_kernel, "(s)")
 
+    @compiled()
     def inclusion_probs(self) -> Array:
         r"""P(a ∈ S) for every item a, exact, (..., n). O(n d²) beyond the normaliser, O(n d) memory.
 
@@ -335,17 +406,22 @@ class SubsetDistribution(Distribution):
         >>> [f"{p:.2f}" for p in jnp.exp(law.marginal_log_prob(jnp.array([[0, 2], [1, 3]])))]
         ['0.25', '0.50']
         """
-        items, proper = self._items(items)
-        width, together = items.shape[-1], self._with_pinned(items)
+        items = check_items("items", items, self.num_items)
+        are_all_there = not_jax_tracer(items) and bool((np.asarray(items) < self.num_items).all())
+        return self._marginal_log_prob(items, num_certain=items.shape[-1] if are_all_there else 0)
+
+    @compiled("num_certain")
+    def _marginal_log_prob(self, items: Array, *, num_certain: int) -> Array:
+        items, proper = self._clipped(items)
+        together = self._with_pinned(items)
         (low, high), rank = self._whole_sizes, min(self.num_items, self.rank)
-        certain = width if not_jax_tracer(items) and bool((items < self.num_items).all()) else 0
         if self._num_certain >= low and high == rank:
             Z = jnp.vectorize(marginal_matrix, signature="(d,d),(d,d)->(d,d)")(self.W, self._gram)
             pinned = self._log_minors(self.X, Z, self._with_pinned(jnp.zeros(0, jnp.int32)))
             log_joint = self._log_minors(self.X, Z, together)
         else:
             pinned = self.log_normalizer
-            log_sums = partial(_log_sums, sizes=(low, high), rank=rank, num_certain=self._num_certain + certain)
+            log_sums = partial(_log_sums, sizes=(low, high), rank=rank, num_certain=self._num_certain + num_certain)
             signature = "(n,d),(d,e),(d,f),(s,m)->(s)"
             log_joint = self._of_subsets(log_sums, signature, together, self.X, self.W, self._gram)
         possible = proper & (log_joint > -jnp.inf) & (pinned > -jnp.inf)
@@ -371,7 +447,11 @@ class SubsetDistribution(Distribution):
         >>> [f"{p:.2f}" for p in jnp.exp(law.next_item_log_prob(jnp.array([0])))]
         ['0.00', '0.01', '0.99']
         """
-        items, proper = self._items(items)
+        return self._next_item_log_prob(check_items("items", items, self.num_items))
+
+    @compiled()
+    def _next_item_log_prob(self, items: Array) -> Array:
+        items, proper = self._clipped(items)
         together = self._with_pinned(items)
         log_weights = self._of_subsets(log_next_minors, "(n,d),(d,e),(s,m)->(s,n)", together, self.X, self.W)
         room = jnp.sum(together < self.num_items, axis=-1) < self._whole_sizes[1]
@@ -382,9 +462,8 @@ class SubsetDistribution(Distribution):
         log_sum = jax.nn.logsumexp(safe, axis=-1, keepdims=True)
         return jnp.where(possible, jnp.where(possible, log_weights, 0.0) - log_sum, -jnp.inf)
 
-    def _items(self, items: ArrayLike) -> tuple[Array, Array]:
-        """Padded sets of items (..., m), increasing, and which are proper: no item twice, none pinned, all in range."""
-        items = check_items("items", items, self.num_items)
+    def _clipped(self, items: Array) -> tuple[Array, Array]:
+        """Sets of items (..., m), increasing, and which are proper: no item twice, none pinned, all in range."""
         proper = jnp.all((items >= 0) & (items <= self.num_items), axis=-1)
         return jnp.clip(items, 0, self.num_items), proper & self._apart_from_pinned(items)
 
@@ -418,16 +497,17 @@ class SubsetDistribution(Distribution):
         exclude = check_items("exclude", no_items if exclude is None else exclude, n)
         (low, high), num_new = self._whole_sizes, include.shape[-1]
         together = self._with_pinned(include)
-        padded = not not_jax_tracer(include) or bool((include == n).any())
-        counts = jnp.sum(include < n, axis=-1)
-        if low == high and num_new and padded and not_jax_tracer(include):
+        is_known = not_jax_tracer(include)
+        padded = not is_known or bool((np.asarray(include) == n).any())
+        counts = np.sum(np.asarray(include) < n, axis=-1) if is_known else None
+        if low == high and num_new and padded and is_known:
             raise ValueError(
                 f"include must have no padding where the size is fixed (it sets a shape), got {include.tolist()} for "
                 f"{n} items"
             )
         largest = num_new  # a fixed size makes padding impossible
         if low < high and padded:
-            largest = int(counts.max()) if not_jax_tracer(counts) and counts.size else 0
+            largest = int(counts.max()) if counts is not None and counts.size else 0
         if self._num_certain + largest > high:
             raise ValueError(
                 f"include has {largest} items"
@@ -435,16 +515,12 @@ class SubsetDistribution(Distribution):
                 + f", but subsets have at most {high}"
             )
         if all(map(not_jax_tracer, (include, exclude, together))):
-            self._check_apart(exclude, together)
+            self._check_apart(np.asarray(exclude), np.asarray(together))
         # A fixed size makes padding impossible; else what is not seen may be padding.
-        certain = num_new if low == high or not padded else int(counts.min()) if not_jax_tracer(counts) else 0
+        certain = num_new if low == high or not padded else int(counts.min()) if counts is not None else 0
         X = self.X
         if exclude.shape[-1]:
-
-            def without(X: Array, items: Array) -> Array:
-                return X.at[items].set(0.0, mode="drop")
-
-            X = jnp.vectorize(without, signature="(n,d),(m)->(n,d)")(X, exclude)
+            X = _without(X, exclude)
         return Conditioned(
             X,
             self.W,
@@ -455,14 +531,14 @@ class SubsetDistribution(Distribution):
             validate_args=self._validate_args,
         )
 
-    def _check_apart(self, exclude: Array, together: Array) -> None:
+    def _check_apart(self, exclude: np.ndarray, together: np.ndarray) -> None:
         n = self.num_items
         repeated = (together[..., 1:] == together[..., :-1]) & (together[..., 1:] < n)
         if repeated.any():
             raise ValueError(f"include: item {int(together[..., 1:][repeated][0])} has been included already")
         both = (together[..., :, None] == exclude[..., None, :]) & (together < n)[..., :, None]
         if both.any():
-            item = jnp.broadcast_to(together[..., :, None], both.shape)[both][0]
+            item = np.broadcast_to(together[..., :, None], both.shape)[both][0]
             raise ValueError(f"include and exclude both name item {int(item)}")
 
     def greedy(self, k: int | None = None, *, num_exchanges: int = 0) -> Array:
@@ -485,10 +561,14 @@ class SubsetDistribution(Distribution):
             raise ValueError("num_exchanges must be 0 for a conditioned law")
         num_exchanges = static_int("num_exchanges", num_exchanges, 0, 2**31 - 1, "the largest")
 
+        return self._greedy(low=low, high=high, has_limits=k is None, num_exchanges=num_exchanges)
+
+    @compiled("low", "high", "has_limits", "num_exchanges")
+    def _greedy(self, *, low: int, high: int, has_limits: bool, num_exchanges: int) -> Array:
         def of_kernel(X: Array, W: Array, C: Array, pinned: Array) -> Array:
             if pinned.size:
                 number = jnp.sum(pinned < self.num_items)
-                limits = self._whole_sizes if k is None else (low + number, high + number)
+                limits = self._whole_sizes if has_limits else (low + number, high + number)
                 return greedy_given(X, W, C, pinned, *limits, high)
             items = greedy_map(X, W, C, low, high)
             return exchange(X, W, items, num_exchanges) if num_exchanges and high else items
@@ -513,13 +593,9 @@ class SubsetDistribution(Distribution):
         low, high = self._ndpp_size_limits()
         expected_size = jnp.asarray(expected_size, self.X.dtype)
         concrete = not_jax_tracer(expected_size)
-        if concrete and not ((expected_size > low) & (expected_size < high)).all():
+        if concrete and not ((np.asarray(expected_size) > low) & (np.asarray(expected_size) < high)).all():
             raise ValueError(f"expected_size must be between {low} and {high}, both exclusive, got {expected_size}")
-
-        def of_kernel(W: Array, C: Array, size: Array) -> Array:
-            return polynomials.log_scale_of_mean_size(W, C, size, low, high, min(self.num_items, self.rank))
-
-        log_scale = jnp.vectorize(of_kernel, signature="(d,e),(d,f),()->()")(self.W, self._gram, expected_size)
+        log_scale, reached = self._log_scales(expected_size, low=low, high=high)
         scaled = self._scaled_ndpp(
             jnp.exp(log_scale / 2)[..., None, None],
             min_size=low,
@@ -528,10 +604,21 @@ class SubsetDistribution(Distribution):
             validate_args=self._validate_args,
         )
         if concrete and not_jax_tracer(log_scale) and self._validate_args:
-            reached = jnp.sum(jnp.exp(scaled.size_log_prob()) * jnp.arange(self.rank + 1), axis=-1)
-            if not (jnp.abs(reached - expected_size) < 1e-2).all():
+            if not (np.abs(np.asarray(reached) - np.asarray(expected_size)) < 1e-2).all():
                 raise ValueError(f"expected_size is {expected_size}, but this kernel reaches no more than {reached}")
         return scaled
+
+    @compiled("low", "high")
+    def _log_scales(self, expected_size: Array, *, low: int, high: int) -> tuple[Array, Array]:
+        """The logarithm of the scale at which every kernel has its expected size, and the size that it has there."""
+        rank = min(self.num_items, self.rank)
+
+        def of_kernel(W: Array, C: Array, size: Array) -> tuple[Array, Array]:
+            log_scale = polynomials.log_scale_of_mean_size(W, C, size, low, high, rank)
+            mean = jax.grad(lambda u: polynomials.log_sum_esp(W, jnp.exp(u) * C, low, high, rank))(log_scale)
+            return log_scale, lax.stop_gradient(mean)
+
+        return jnp.vectorize(of_kernel, signature="(d,e),(d,f),()->(),()")(self.W, self._gram, expected_size)
 
     def multihot(self) -> "Multihot":
         """The same law over vectors of n zeros and ones."""
@@ -608,6 +695,13 @@ class Conditioned(SubsetDistribution):
         return self.support(value) & (whole >= low) & (whole <= high) & self._apart_from_pinned(value)
 
 
+@partial(jax.jit, static_argnums=1)
+def _items_of_value(value: Array, width: int) -> Array:
+    """Padded subsets (..., width) of vectors (..., n) of zeros and ones; -1 throughout for other vectors."""
+    is_inside = jnp.all((value == 0) | (value == 1), axis=-1)
+    return items_of_mask(jnp.where(is_inside[..., None], value.astype(jnp.int32), -1), width)
+
+
 class Multihot(Distribution):
     """A subset distribution over vectors (..., n) of zeros and ones, as its ``multihot()`` gives it.
 
@@ -641,13 +735,11 @@ class Multihot(Distribution):
     @validate_sample
     def log_prob(self, value: ArrayLike, intermediates: list[Any] | None = None) -> Array:
         """Log-probability of vectors (..., n) of zeros and ones; -inf for one of a size that is not allowed."""
-        value = jnp.asarray(value)
+        value = value if isinstance(value, np.ndarray) else jnp.asarray(value)
         n = self.base_dist.num_items
         if value.shape[-1:] != (n,):
             raise ValueError(f"value must have one entry for each of the {n} items, got shape {value.shape}")
-        mask = jnp.where(self.support(value)[..., None], value.astype(jnp.int32), -1)
-        items = items_of_mask(mask, self.base_dist.max_size)
-        return self.base_dist.log_prob(items)
+        return self.base_dist.log_prob(_items_of_value(value, self.base_dist.max_size))
 
     @property
     def mean(self) -> Array:

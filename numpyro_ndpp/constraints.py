@@ -8,12 +8,14 @@ import numpy as np
 from jax.typing import ArrayLike
 from numpyro.distributions.constraints import Constraint, ParameterFreeConstraint
 from numpyro.distributions.util import array_equiv
+from numpyro.util import not_jax_tracer
 
 __all__ = ["positive_semidefinite_part", "subset"]
 
 
 def _namespace(x: Any) -> Any:
-    return jnp if isinstance(x, jax.Array) else np
+    """NumPy for all that is known: it needs nothing compiled."""
+    return np if not_jax_tracer(x) else jnp
 
 
 class _Subset(Constraint):

@@ -7,6 +7,7 @@ largest size: ``NDPP`` and ``KNDPP`` take V, B, D; what ``from_factors`` returns
 from functools import partial
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
@@ -64,6 +65,23 @@ def _size_limits(min_size: Any, max_size: Any, n: int, d: int) -> tuple[int, int
     return static_int("min_size", min_size, 0, high, "max_size"), high
 
 
+@jax.jit
+def _features(V: Array, B: Array) -> Array:
+    """[V B], the batches broadcast."""
+    batch_shape = lax.broadcast_shapes(V.shape[:-2], B.shape[:-2])
+    return jnp.concatenate([jnp.broadcast_to(part, batch_shape + part.shape[-2:]) for part in (V, B)], axis=-1)
+
+
+@jax.jit
+def _skew_parts(D: Array) -> Array:
+    return D - jnp.swapaxes(D, -2, -1)
+
+
+@partial(jax.jit, static_argnums=0)
+def _inner_matrices(num_symmetric: int, K: Array) -> Array:
+    return jnp.vectorize(partial(inner_matrix, num_symmetric), signature="(d,d)->(e,e)")(K)
+
+
 class _FixedSize(SubsetDistribution):
     """Members that differ where the size is fixed."""
 
@@ -89,18 +107,16 @@ class _Parts(SubsetDistribution):
     @lazy_property
     def X(self) -> Array:
         """The features [V B] (..., n, d), one row per item."""
-        batch_shape = _broadcast_batch(V=self.V.shape, B=self.B.shape)
-        V, B = (jnp.broadcast_to(part, batch_shape + part.shape[-2:]) for part in (self.V, self.B))
-        return jnp.concatenate([V, B], axis=-1)
+        return _features(self.V, self.B)
 
     @lazy_property
     def W(self) -> Array:
         """The inner matrix Diag(I, D - Dᵀ) (..., d, d)."""
-        return jnp.vectorize(partial(inner_matrix, self.V.shape[-1]), signature="(d,d)->(e,e)")(self._inner_block)
+        return _inner_matrices(self.V.shape[-1], self._inner_block)
 
     @property
     def _inner_block(self) -> Array:
-        return self.D - jnp.swapaxes(self.D, -2, -1)
+        return _skew_parts(self.D)
 
     @property
     def num_items(self) -> int:

@@ -265,11 +265,10 @@ class SubsetGibbs(MCMCKernel):
             total = sum((value for site, value in log_probs.items() if site != name), jnp.zeros(()))
             return jnp.where(jnp.isnan(total), -jnp.inf, total)  # any other subset is better
 
-        with jax.ensure_compile_time_eval():  # a kernel that does not change is prepared once
-            X, W, pinned = (*lax.stop_gradient((base.X, base.W)), base._pinned)
-            concrete = all(map(not_jax_tracer, (X, W, pinned)))
-            walk = _walk_for_moves(X, W, pinned, width) if concrete else None
-        propose = self._proposal(base, _walk_for_moves(X, W, pinned, width) if walk is None else walk)
+        walk, _ = base.once_where_known(
+            lambda: _walk_for_moves(*lax.stop_gradient((base.X, base.W)), base._pinned, width)
+        )
+        propose = self._proposal(base, walk)
 
         def move(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             subset, current, total = carry

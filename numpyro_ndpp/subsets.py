@@ -7,7 +7,9 @@ could not be made is -1 throughout, which is no subset.
 
 import operator
 from collections.abc import Iterable, Sequence
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -115,8 +117,11 @@ def to_multihot(values: ArrayLike, num_items: int) -> Array:
     >>> to_multihot(jnp.array([0, 2, 4]), num_items=4)
     Array([1, 0, 1, 0], dtype=int32)
     """
-    values = jnp.asarray(values)
+    return _to_multihot(values if isinstance(values, np.ndarray) else jnp.asarray(values), num_items)
 
+
+@partial(jax.jit, static_argnums=1)
+def _to_multihot(values: Array, num_items: int) -> Array:
     def one(value: Array) -> Array:
         mask = jnp.zeros(num_items, jnp.int32).at[value].set(1, mode="drop")
         return jnp.where(jnp.any(value < 0), -1, mask)
@@ -124,6 +129,7 @@ def to_multihot(values: ArrayLike, num_items: int) -> Array:
     return jnp.vectorize(one, signature="(m)->(n)")(values)
 
 
+@partial(jax.jit, static_argnums=1)
 def items_of_mask(masks: Array, width: int) -> Array:
     """Padded subsets (..., width) of 0/1 vectors (..., n); -1 throughout for what is no subset or too large."""
 
@@ -144,10 +150,12 @@ def from_multihot(masks: ArrayLike, width: int) -> Array:
     Array([[0, 2, 4],
            [4, 4, 4]], dtype=int32)
     """
-    masks = jnp.asarray(masks)
-    too_many = jnp.sum(masks != 0, axis=-1) > width
-    if not_jax_tracer(too_many) and too_many.any() and not (masks < 0).any():
-        raise ValueError(f"masks: a vector has {int((masks != 0).sum(-1).max())} ones, more than the width of {width}")
+    masks = masks if isinstance(masks, np.ndarray) else jnp.asarray(masks)
+    if not_jax_tracer(masks):
+        known = np.asarray(masks)
+        most = int((known != 0).sum(-1).max(initial=0))
+        if most > width and not (known < 0).any():
+            raise ValueError(f"masks: a vector has {most} ones, more than the width of {width}")
     return items_of_mask(masks, width)
 
 
@@ -174,4 +182,5 @@ def check_items(name: str, items: ArrayLike, num_items: int) -> Array:
         repeated = (values[..., 1:] == values[..., :-1]) & (values[..., 1:] < num_items)
         if repeated.any():
             raise ValueError(f"{name} has item {values[..., 1:][repeated][0]} more than once")
+        return jnp.asarray(values.astype(np.int32))
     return jnp.sort(jnp.asarray(given).astype(jnp.int32), axis=-1)
