@@ -270,6 +270,8 @@ class SubsetDistribution(Distribution):
         inside = self._inside(value)
         # No subset in the support is larger than max_size, so the columns beyond that are padding.
         subsets = jnp.where(inside[..., None], value, self.num_items)[..., : self.max_size].astype(jnp.int32)
+        # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.
+        subsets, _ = lax.optimization_barrier((subsets, lax.stop_gradient(log_normalizer)))
         log_minor = self._log_minors(self.X, self._inner_block, self._with_pinned(subsets))
         possible = inside & (log_minor > -jnp.inf) & (log_normalizer != -jnp.inf)
         log_prob = jnp.where(possible, log_minor - jnp.where(possible, log_normalizer, 0.0), -jnp.inf)

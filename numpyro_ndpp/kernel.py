@@ -8,6 +8,7 @@ Reference: Gartrell, Han, Dohmatob, Gillenwater and Brunel (2021), *Scalable lea
 nonsymmetric determinantal point processes*, ICLR.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -31,7 +32,9 @@ _NUM_GROUPS_ELSEWHERE = 8
 # No group is smaller than this. An accelerator waits for the width of each, so it has fewer of them.
 _SMALLEST_GROUP = {"cpu": 8}
 _SMALLEST_GROUP_ELSEWHERE = 512
-_SMALLEST_WIDTH = 6
+# Few widths, for each is compiled.
+_SMALLEST_WIDTH = 8
+_WIDTH_SHARE = 0.4
 # So many numbers at a time where something is computed for every item beside every one of many subsets.
 _ITEM_CHUNK = 2**22
 # The inverses are kept for the backward pass if all of them together are no larger than this, else computed again.
@@ -234,19 +237,39 @@ def _factorize_minor(rows: Array, bk: Array, size: Array) -> Factorized:
     return factorize(minor, *(jnp.where(length > 0, length, 1.0) for length in lengths))
 
 
-def halving_widths(width: int, smallest: int) -> list[int]:
-    """Widths at which subsets of like sizes are put together, increasing, each about half the next."""
+def narrowing_widths(width: int, smallest: int, share: float) -> list[int]:
+    """Widths at which subsets of like sizes are put together, increasing, each about that share of the next."""
     widths = [width]
     while widths[0] > smallest:
-        widths.insert(0, -(-widths[0] // 2))
+        widths.insert(0, math.ceil(share * widths[0]))
     return widths
+
+
+@functools.cache
+def _index_of_width(width: int) -> Callable[[Array], Array]:
+    """The function that gives the place of the smallest of the widths that holds all the sizes.
+
+    Of a batch it gives one place, for the largest: then the switch over widths stays a switch within vmap, where it would
+    become a computation at every width, and several batches of factorisations at once.
+    """
+
+    widths = narrowing_widths(width, _SMALLEST_WIDTH, _WIDTH_SHARE)
+
+    @jax.custom_batching.custom_vmap
+    def index(sizes: Array) -> Array:
+        return jnp.searchsorted(jnp.array(widths), jnp.max(sizes))
+
+    @index.def_vmap
+    def _(axis_size: int, in_batched: list[bool], sizes: Array) -> tuple[Array, bool]:
+        return index(jnp.max(sizes, axis=0)), False
+
+    return index
 
 
 def _at_own_width(function: Callable[[int], Callable], width: int, sizes: Array, *operands: Array) -> Array:
     """``function(w)(*operands)`` for the smallest of the widths that holds all the sizes."""
-    widths = halving_widths(width, _SMALLEST_WIDTH)
-    index = jnp.searchsorted(jnp.array(widths), jnp.max(sizes))
-    return lax.switch(index, [function(w) for w in widths], *operands)
+    widths = narrowing_widths(width, _SMALLEST_WIDTH, _WIDTH_SHARE)
+    return lax.switch(_index_of_width(width)(sizes), [function(w) for w in widths], *operands)
 
 
 @jax.custom_jvp

@@ -22,7 +22,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import Distribution
 
 from numpyro_ndpp.base import SubsetDistribution
-from numpyro_ndpp.kernel import halving_widths
+from numpyro_ndpp.kernel import narrowing_widths
 from numpyro_ndpp.subsets import Subsets, as_padded, pad_subsets, to_multihot
 
 __all__ = ["Estimate", "mean_log_likelihood", "mean_percentile_rank", "subset_auc"]
@@ -228,7 +228,7 @@ def mean_percentile_rank(
     rest = [np.delete(basket, place) for basket, place in zip(lists, places, strict=True)]
     sizes = np.array(list(map(len, rest)))
     counts = np.zeros((5, len(lists)))
-    widths = halving_widths(int(sizes.max()), _NARROWEST)[::-2][::-1]  # a quarter each: fewer shapes to compile
+    widths = narrowing_widths(int(sizes.max()), _NARROWEST, 0.25)  # few shapes to compile
     for low, width in zip([0, *widths[:-1]], widths, strict=True):
         chosen = np.flatnonzero((sizes > low) & (sizes <= width))
         # Whole chunks: one shape to compile for each width.
