@@ -157,3 +157,28 @@ def sizes(law: dict[tuple[int, ...], float], length: int) -> np.ndarray:
     for subset, p in law.items():
         probs[len(subset)] += p
     return probs
+
+
+@cache
+def minors_above_rounding(name: str) -> dict[tuple[int, ...], float]:
+    """The minors of all subsets. A skew kernel has none of odd size, and what is zero is not left to rounding."""
+    minors = dict(enumerated_minors(name))
+    for size in range(N + 1):
+        of_size = [subset for subset in minors if len(subset) == size]
+        largest = max((minors[subset] for subset in of_size), default=0.0)
+        for subset in of_size:
+            if minors[subset] <= 1e-13 * largest or (name in SKEW and size % 2):
+                minors[subset] = 0.0
+    return minors
+
+
+def conditional(
+    name: str, include: list[int], exclude: list[int], low: int = 0, high: int = N
+) -> dict[tuple[int, ...], float] | None:
+    """P(T | include, exclude) of every T of other items, by enumeration; None if what is given is impossible."""
+    weights = {}
+    for subset, minor in minors_above_rounding(name).items():
+        if set(include) <= set(subset) and not set(exclude) & set(subset) and low <= len(subset) <= high:
+            weights[tuple(item for item in subset if item not in include)] = minor
+    total = sum(weights.values())
+    return {T: weight / total for T, weight in weights.items()} if total else None
