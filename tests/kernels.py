@@ -2,9 +2,13 @@
 
 import itertools
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
+
+from numpyro_ndpp import KNDPP, NDPP
+from numpyro_ndpp.base import SubsetDistribution
 
 N = 10
 
@@ -14,17 +18,22 @@ def _normal(seed: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
     return [rng.normal(size=shape) for shape in shapes]
 
 
-def _skew_pairs(with_symmetric: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Items (0, 1), (2, 3), ... come in pairs only; with V on items 0 and 5 these two may come alone."""
-    d2 = 8
-    B = np.zeros((N, d2))
-    B[:d2] = np.eye(d2)
-    D = np.zeros((d2, d2))
-    D[np.arange(0, d2, 2), np.arange(1, d2, 2)] = [1.0, 0.5, 2.0, 1.5]
+def _skew_pairs() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Items (0, 1), (2, 3), (4, 5) and (6, 7) come in pairs only, items 8 and 9 never. There is no V."""
+    D = np.zeros((8, 8))
+    D[np.arange(0, 8, 2), np.arange(1, 8, 2)] = [1.0, 0.5, 2.0, 1.5]
+    return np.zeros((N, 0)), np.eye(N, 8), D
+
+
+def _skew_pairs_and_symmetric() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Items (0, 1), (2, 3) and (6, 7) come in pairs; with V on items 0 and 5 these two may come alone."""
+    B = np.zeros((N, 6))
+    B[[0, 1, 2, 3, 6, 7], np.arange(6)] = 1.0
+    D = np.zeros((6, 6))
+    D[np.arange(0, 6, 2), np.arange(1, 6, 2)] = [1.0, 0.5, 1.5]
     V = np.zeros((N, 2))
-    if with_symmetric:
-        V[0, 0] = 1.0
-        V[5, 1] = 0.7
+    V[0, 0] = 1.0
+    V[5, 1] = 0.7
     return V, B, D
 
 
@@ -57,14 +66,14 @@ def _near_skew() -> list[np.ndarray]:
     return [0.01 * V, B, D]
 
 
-# name: (V, B, D), true rank
+# name: (V, B, D), true rank. All but one have d = 8: by their factors they share one shape, and what is compiled for it.
 KERNELS = {
     "ordinary": (_scaled(1.0), 8),
     "symmetric": ([*_normal(2, (N, 6)), np.zeros((N, 2)), np.ones((2, 2))], 6),
     "skew": ([np.zeros((N, 2)), *_normal(3, (N, 6), (6, 6))], 6),
     "near skew": (_near_skew(), 8),
-    "skew pairs": (_skew_pairs(with_symmetric=False), 8),
-    "skew pairs and V": (_skew_pairs(with_symmetric=True), 8),
+    "skew pairs": (_skew_pairs(), 8),
+    "skew pairs and V": (_skew_pairs_and_symmetric(), 7),
     "odd d2": (_normal(5, (N, 3), (N, 5), (5, 5)), 7),
     "d1 < d2": (_normal(6, (N, 2), (N, 6), (6, 6)), 8),
     "d1 > d2": (_normal(7, (N, 6), (N, 2), (2, 2)), 8),
@@ -79,6 +88,22 @@ KERNELS = {
 HARDEST = ("ordinary", "skew", "near skew", "skew pairs and V", "repeated rows")
 PARTS = {name: tuple(parts) for name, (parts, _) in KERNELS.items()}
 TRUE_RANK = {name: rank for name, (_, rank) in KERNELS.items()}
+
+
+def factors(name: str, dtype: type = np.float64) -> tuple[np.ndarray, np.ndarray]:
+    """X (n, d) and W (d, d) of a kernel of the table: (10, 8) and (8, 8) for all but "n < d"."""
+    V, B, D = PARTS[name]
+    d1 = V.shape[1]
+    W = np.eye(d1 + B.shape[1])
+    W[d1:, d1:] = D - D.T
+    return np.hstack([V, B]).astype(dtype), W.astype(dtype)
+
+
+def factored(name: str, k: int | None = None, dtype: type = np.float64, **settings: Any) -> SubsetDistribution:
+    """The law by its factors, of fixed size k or else an NDPP."""
+    if k is None:
+        return NDPP.from_factors(*factors(name, dtype), **settings)
+    return KNDPP.from_factors(*factors(name, dtype), k, **settings)
 
 
 # Kernels that are skew: odd minors vanish, and enumeration leaves rounding in their place.
@@ -132,3 +157,28 @@ def sizes(law: dict[tuple[int, ...], float], length: int) -> np.ndarray:
     for subset, p in law.items():
         probs[len(subset)] += p
     return probs
+
+
+@cache
+def minors_above_rounding(name: str) -> dict[tuple[int, ...], float]:
+    """The minors of all subsets. A skew kernel has none of odd size, and what is zero is not left to rounding."""
+    minors = dict(enumerated_minors(name))
+    for size in range(N + 1):
+        of_size = [subset for subset in minors if len(subset) == size]
+        largest = max((minors[subset] for subset in of_size), default=0.0)
+        for subset in of_size:
+            if minors[subset] <= 1e-13 * largest or (name in SKEW and size % 2):
+                minors[subset] = 0.0
+    return minors
+
+
+def conditional(
+    name: str, include: list[int], exclude: list[int], low: int = 0, high: int = N
+) -> dict[tuple[int, ...], float] | None:
+    """P(T | include, exclude) of every T of other items, by enumeration; None if what is given is impossible."""
+    weights = {}
+    for subset, minor in minors_above_rounding(name).items():
+        if set(include) <= set(subset) and not set(exclude) & set(subset) and low <= len(subset) <= high:
+            weights[tuple(item for item in subset if item not in include)] = minor
+    total = sum(weights.values())
+    return {T: weight / total for T, weight in weights.items()} if total else None
