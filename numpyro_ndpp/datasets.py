@@ -114,9 +114,7 @@ def simulate_baskets(
         D[2 * j, 2 * j + 1] = 1.0
     root = np.sqrt(_scale_of_mean_size(V @ V.T + B @ (D - D.T) @ B.T, expected_size))
     law = NDPP(root * V, root * B, D, sampler=Cholesky())
-    # Numbers of draws that are powers of two share what is compiled for them.
-    draws = law.sample(jax.random.key(seed), (1 << max(num_baskets - 1, 1).bit_length(),))
-    baskets = unpad_subsets(np.asarray(draws)[:num_baskets], n)
+    baskets = unpad_subsets(law.sample(jax.random.key(seed), (num_baskets,)), n)
     return SimulatedBaskets(baskets, list(items), list(complements), list(substitutes), law)
 
 
