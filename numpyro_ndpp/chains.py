@@ -6,7 +6,7 @@ law, or are all at the greedy subset. :mod:`numpyro_ndpp.diagnostics` records an
 """
 
 import copy
-from functools import partial
+import math
 from typing import Any
 
 import jax
@@ -26,6 +26,10 @@ INITS = ("uniform", "greedy")
 
 # More chains at a time gain nothing on a CPU.
 _SIDE_BY_SIDE = 256
+# The most draws that a call of run_block records.
+BLOCK = 100
+# Subsets whose determinants are computed at a time.
+_ROWS = 512
 
 
 def walk_of(law: SubsetDistribution) -> Walk:
@@ -49,14 +53,17 @@ def _step(law: SubsetDistribution, walk: Walk, key: Array, state: ChainState) ->
     return state, StepInfo((~accepted).astype(jnp.int32), accepted & jnp.any(proposed != subset))
 
 
-@partial(jax.jit, static_argnums=(4, 5))
+@jax.jit
 def run_block(
     law: SubsetDistribution, walk: Walk, keys: Array, states: ChainState, num_draws: int, thin: int
 ) -> tuple[Array, ChainState, Array, StepInfo]:
-    """The next draws of chains (c,), ``thin`` steps apart: keys, states, subsets (c, t, w), and what happened."""
+    """The next draws of chains (c,), ``thin`` steps apart: keys, states, subsets (c, BLOCK, w), and what happened.
 
-    def draw(carry: tuple[Array, ChainState], _: None) -> tuple[tuple[Array, ChainState], tuple[Array, StepInfo]]:
-        key, start = carry
+    At most BLOCK, and whatever their number is, nothing is compiled again: the rest of the draws stays empty.
+    """
+
+    def draw(i: Array, carry: tuple) -> tuple:
+        key, start, subsets, infos = carry
 
         def body(_: int, carry: tuple[Array, ChainState, Array]) -> tuple[Array, ChainState, Array]:
             key, state, num_rejections = carry
@@ -68,16 +75,39 @@ def run_block(
         # The pinned items come first and stay; slots keep their items from step to step, in no order.
         items = jnp.sort(state.subset[len(walk.pinned) :])
         changed = jnp.any(items != jnp.sort(start.subset[len(walk.pinned) :]))
-        return (key, state), (items, StepInfo(num_rejections, changed))
+        info = jax.tree.map(lambda all_of, one: all_of.at[i].set(one), infos, StepInfo(num_rejections, changed))
+        return key, state, subsets.at[i].set(items.astype(jnp.int32)), info
 
     def chain(key: Array, *state: Array) -> tuple[Array, ChainState, Array, StepInfo]:
-        (key, after), (subsets, info) = lax.scan(draw, (key, ChainState(*state)), None, length=num_draws)
-        return key, after, subsets.astype(jnp.int32), info
+        width = states.subset.shape[-1] - len(walk.pinned)
+        infos = StepInfo(jnp.zeros(BLOCK, jnp.int32), jnp.zeros(BLOCK, bool))
+        empty = key, ChainState(*state), jnp.zeros((BLOCK, width), jnp.int32), infos
+        return lax.fori_loop(0, num_draws, draw, empty)
 
     chunk = walk_chunk_size(walk, walk.width)
     if jax.default_backend() == "cpu":
         chunk = min(chunk, _SIDE_BY_SIDE)
     return in_chunks(partial(side_by_side, chain), chunk, len(keys), keys, *states)
+
+
+def log_dets(law: SubsetDistribution, subsets: np.ndarray) -> np.ndarray:
+    """log det L_S of subsets (..., w) with their pinned items; -inf outside the support.
+
+    So many at a time, whatever their number, so that nothing is compiled again.
+    """
+    rows = subsets.reshape(math.prod(subsets.shape[:-1]), subsets.shape[-1]).astype(np.int32)
+    padded = np.pad(rows, [(0, -len(rows) % _ROWS), (0, 0)], constant_values=law.num_items)
+    blocks = [np.asarray(_log_dets(law, padded[i : i + _ROWS])) for i in range(0, len(padded), _ROWS)]
+    dtype = law.X.dtype
+    return np.concatenate([np.zeros(0, dtype), *blocks])[: len(rows)].reshape(subsets.shape[:-1])
+
+
+@jax.jit
+def _log_dets(law: SubsetDistribution, rows: Array) -> Array:
+    inside = law._inside(rows)
+    proper = jnp.where(inside[:, None], rows, law.num_items)
+    log_minors = law._log_minors(law.X, law._inner_block, law._with_pinned(proper))
+    return jnp.where(inside, log_minors, -jnp.inf)
 
 
 @jax.jit
@@ -96,12 +126,14 @@ def uniform_starts(law: SubsetDistribution, walk: Walk, keys: Array) -> Array:
     return jax.vmap(start)(keys)
 
 
-def _possible(law: SubsetDistribution, subsets: Array) -> np.ndarray:
+def _are_possible(law: SubsetDistribution, subsets: Array) -> np.ndarray:
     """Whether subsets (c, w) have a positive probability."""
-    inside = law._inside(subsets)
-    if not bool(inside.all()):  # log_prob would warn of values that are no subsets
-        return np.asarray(inside)
-    return np.asarray(law.log_prob(subsets) > -jnp.inf)
+    return log_dets(law, np.asarray(subsets)) > -np.inf
+
+
+@jax.jit
+def _states(walk: Walk, starts: Array) -> ChainState:
+    return jax.vmap(walk.init)(starts)
 
 
 def _starts(law: SubsetDistribution, walk: Walk, key: Array, num_chains: int, init: str | ArrayLike) -> Array:
@@ -113,7 +145,7 @@ def _starts(law: SubsetDistribution, walk: Walk, key: Array, num_chains: int, in
             starts = uniform_starts(law, walk, random.split(key, num_chains))
         else:
             starts = jnp.tile(law.greedy(), (num_chains, 1))
-        if not _possible(law, starts).all():
+        if not _are_possible(law, starts).all():
             raise ValueError(f"no subset of {law._sizes_in_words()} items has a positive probability under this law")
         return starts
     starts = jnp.asarray(init, jnp.int32)
@@ -123,7 +155,7 @@ def _starts(law: SubsetDistribution, walk: Walk, key: Array, num_chains: int, in
             f"chains or one for each, got {starts.shape}"
         )
     starts = jnp.broadcast_to(starts, (num_chains, law.max_size))
-    impossible = np.flatnonzero(~_possible(law, starts))
+    impossible = np.flatnonzero(~_are_possible(law, starts))
     if len(impossible):
         subset = starts[impossible[0]].tolist()
         raise ValueError(f"init: chain {impossible[0]} cannot start at {subset}, which has probability zero")
@@ -136,7 +168,7 @@ def begin_chains(
     """The walk of a law, and the keys (c,) and states of chains at their starts."""
     walk = walk_of(law)
     start_key, chain_key = random.split(key)
-    states = jax.vmap(walk.init)(_starts(law, walk, start_key, num_chains, init))
+    states = _states(walk, _starts(law, walk, start_key, num_chains, init))
     return walk, random.split(chain_key, num_chains), states
 
 

@@ -112,9 +112,27 @@ def simulate_baskets(
     for j, (first, second) in enumerate(complements):
         B[first, 2 * j] = B[second, 2 * j + 1] = 0.9
         D[2 * j, 2 * j + 1] = 1.0
-    law = NDPP(V, B, D, sampler=Cholesky()).with_expected_size(expected_size)
+    root = np.sqrt(_scale_of_mean_size(V @ V.T + B @ (D - D.T) @ B.T, expected_size))
+    law = NDPP(root * V, root * B, D, sampler=Cholesky())
     baskets = unpad_subsets(law.sample(jax.random.key(seed), (num_baskets,)), n)
     return SimulatedBaskets(baskets, list(items), list(complements), list(substitutes), law)
+
+
+def _scale_of_mean_size(L: np.ndarray, expected_size: float) -> float:
+    """The number to multiply a kernel of full rank with, so that subsets have that many items on average.
+
+    :meth:`~numpyro_ndpp.NDPP.with_expected_size` finds it for any kernel; for a dense one, by bisection in NumPy, there
+    is nothing to compile.
+    """
+    if not 0 < expected_size < len(L):
+        raise ValueError(f"expected_size must be between 0 and {len(L)}, both exclusive, got {expected_size}")
+    eigenvalues = np.linalg.eigvals(L)
+    low, high = -100.0, 100.0  # of the logarithm
+    for _ in range(100):
+        middle = (low + high) / 2
+        scaled = np.exp(middle) * eigenvalues
+        low, high = (middle, high) if np.sum(scaled / (1 + scaled)).real < expected_size else (low, middle)
+    return float(np.exp(middle))
 
 
 # --- Our formats -----------------------------------------------------------------------------------------------------

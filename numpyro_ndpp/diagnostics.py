@@ -21,14 +21,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
 from tqdm.auto import tqdm
 
 from numpyro_ndpp.base import SubsetDistribution, static_int
-from numpyro_ndpp.chains import begin_chains, check_law, run_block
+from numpyro_ndpp.chains import BLOCK, begin_chains, check_law, log_dets, run_block
 from numpyro_ndpp.samplers.walk import StepInfo
 
 if TYPE_CHECKING:
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConvergenceWarning", "MixingTime", "chains_to_arviz", "mixing_time", "run_chains", "summarize_chains"]
 
-# The progress bar is drawn between blocks of so many draws, once a run has taken so many seconds.
-_BLOCK = 100
+# The progress bar is drawn between blocks of draws, once a run has taken so many seconds.
 _BAR_DELAY = 3.0
 # The expected number of effective draws with an item, and without it, from which a z-score is one.
 _LEAST_COUNT = 10.0
@@ -108,15 +106,14 @@ def run_chains(
     walk, keys, states = begin_chains(dist, key, num_chains, init)
 
     num_draws = num_steps // thin
-    blocks = [min(_BLOCK, num_draws - first) for first in range(0, num_draws, _BLOCK)]
-    for length in sorted(set(blocks)):  # not part of the time a step takes
-        run_block.lower(dist, walk, keys, states, length, thin).compile()
+    blocks = [min(BLOCK, num_draws - first) for first in range(0, num_draws, BLOCK)]
+    jax.block_until_ready(run_block(dist, walk, keys, states, 0, thin))  # compiled: not part of the time a step takes
     subsets, infos, start = [], [], time.perf_counter()
     with tqdm(total=num_draws * thin, unit="step", delay=_BAR_DELAY, disable=not progress_bar) as bar:
         for length in blocks:
             keys, states, block, info = run_block(dist, walk, keys, states, length, thin)
-            subsets.append(np.asarray(block))
-            infos.append(jax.tree.map(np.asarray, info))
+            subsets.append(np.asarray(block)[:, :length])
+            infos.append(jax.tree.map(lambda array, length=length: np.asarray(array)[:, :length], info))
             bar.update(length * thin)
     seconds = time.perf_counter() - start
     stats = {name: np.concatenate([getattr(info, name) for info in infos], axis=1) for name in StepInfo._fields}
@@ -205,7 +202,7 @@ def chains_to_arviz(
         raise ValueError(
             f"subsets: items must be 0 to {n - 1}, and {n} where there is none, got {subsets.min()} to {subsets.max()}"
         )
-    log_det = np.asarray(_log_dets(dist, subsets))
+    log_det = log_dets(dist, subsets)
     probs = np.asarray(dist.inclusion_probs())
     items = _items_shown(subsets, probs, max_items)
     groups: dict[str, Any] = {
@@ -221,19 +218,6 @@ def chains_to_arviz(
         groups["sample_stats"] = {name: np.asarray(array) for name, array in sample_stats.items()}
     dims = {"subset": ["slot"], "included": ["item"], "inclusion_probs": ["item"]}
     return _to_arviz(groups, {"item": items}, dims, {"num_items": n, **(attrs or {})})
-
-
-@jax.jit
-def _log_dets(law: SubsetDistribution, subsets: Array) -> Array:
-    """log det L_S of subsets with their pinned items (chains, draws), a chain at a time; -inf outside the support."""
-
-    def of_chain(chain: Array) -> Array:
-        inside = law._inside(chain)
-        proper = jnp.where(inside[:, None], chain, law.num_items)
-        log_minors = law._log_minors(law.X, law._inner_block, law._with_pinned(proper))
-        return jnp.where(inside, log_minors, -jnp.inf)
-
-    return lax.map(of_chain, subsets.astype(jnp.int32))
 
 
 # --- The table -------------------------------------------------------------------------------------------------------
@@ -562,10 +546,10 @@ def mixing_time(
     next_look = 0.0
     with tqdm(unit="step", delay=_BAR_DELAY, disable=not progress_bar) as bar:
         while True:
-            keys, states, subsets, _ = run_block(dist, walk, keys, states, _BLOCK, 1)
-            recorded.append(np.asarray(_log_dets(dist, subsets)))
-            bar.update(_BLOCK)
-            length = _BLOCK * len(recorded)
+            keys, states, subsets, _ = run_block(dist, walk, keys, states, BLOCK, 1)
+            recorded.append(log_dets(dist, np.asarray(subsets)))
+            bar.update(BLOCK)
+            length = BLOCK * len(recorded)
             if length < min(next_look, max_steps):
                 continue
             next_look = 1.2 * length  # looking takes time in proportion to the length

@@ -12,7 +12,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,9 +22,11 @@ import numpy as np
 import numpyro
 from jax import Array, lax, random
 from numpyro import handlers
-from numpyro.distributions import constraints
+from numpyro.distributions import biject_to, constraints
 from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.reparam import TransformReparam
+from numpyro.infer.svi import SVIState
+from numpyro.infer.util import transform_fn
 from tqdm.auto import tqdm
 
 from numpyro_ndpp.checkpoints import fingerprint, read_arrays, write_arrays
@@ -253,12 +255,10 @@ def fit(
 
     learner = _Learner(settings, len(train))
     data = _training_data(settings, train)
-    state, progress = learner.start(data), _Progress.fresh()
     if checkpoint is not None and Path(checkpoint).exists():
-        leaves, structure = jax.tree.flatten(state)
-        num_leaves = len(leaves)
-        del state, leaves  # what is read takes as much memory
-        state, progress = _read_checkpoint(checkpoint, settings, structure, num_leaves)
+        state, progress = _read_checkpoint(checkpoint, settings, learner.shapes())
+    else:
+        state, progress = learner.start(), _Progress.fresh()
     with tqdm(total=num_steps, initial=progress.step, unit="step", disable=not progress_bar) as bar:
         while progress.step < num_steps and not (patience and progress.since_best >= patience):
             start, number = time.perf_counter(), min(evaluate_every, num_steps - progress.step)
@@ -320,87 +320,133 @@ def _training_data(settings: dict[str, Any], train: np.ndarray) -> tuple[Array, 
     return jnp.asarray(train), jnp.asarray(item_counts(train, num_items)), anchor
 
 
-class _Learner:
-    """SVI for the model that the settings describe: its steps, evaluations and kernels.
+class _Programs:
+    """The compiled steps, evaluations and kernels of SVI for one model and rank: what fits share that differ in numbers.
 
     It holds no data: compiled methods and the object refer to one another, and are collected late.
     """
 
-    def __init__(self, settings: dict[str, Any], num_baskets: int) -> None:
-        kind, num_items, rank = _MODELS[settings["model"]], settings["num_items"], tuple(settings["rank"])
-        key, num_steps, learning_rate = random.key(settings["seed"]), settings["num_steps"], settings["learning_rate"]
-        self._settings, self._num_baskets = settings, num_baskets
-        self._prior = partial(kind.prior, rank=rank, **{name: settings[name] for name in kind.strengths})
-        model = partial(basket_model, prior=self._prior, batch_size=settings["batch_size"])
-        model = handlers.reparam(model, config=_ONE_SCALE)
-        start = partial(kind.start, key, num_items, rank, max(settings["anchor"], _SHORTEST_START))
-        adam = numpyro.optim.Adam(lambda step: learning_rate * 0.5 * (1 + jnp.cos(jnp.pi * step / num_steps)))
-        self._svi = SVI(partial(_at_point, model, start, kind.sites), _no_guide, adam, Trace_ELBO())
+    def __init__(self, model: str, num_items: int, rank: tuple[int, int], batch_size: int) -> None:
+        self._kind, self._num_items, self._rank, self._batch_size = _MODELS[model], num_items, rank, batch_size
         # A compiler that times several ways to multiply may take another in the process that goes on from a checkpoint.
         options: Any = {"xla_gpu_autotune_level": 0} if jax.default_backend() == "gpu" else None
-        self._advance = jax.jit(self._many_steps, donate_argnums=0, compiler_options=options)
-        self._judge = jax.jit(self._validation_and_price, compiler_options=options)
-        self._kernel = jax.jit(self._features, compiler_options=options)
+        self.start = jax.jit(self._first_state, compiler_options=options)
+        self.advance = jax.jit(self._many_steps, donate_argnums=0, compiler_options=options)
+        self.judge = jax.jit(self._validation_and_price, compiler_options=options)
+        self.kernel = jax.jit(self._features, compiler_options=options)
 
-    def start(self, data: tuple[Any, ...]) -> Any:
-        """The state before the first step."""
-        return self._svi.init(random.key(self._settings["seed"]), *data)
+    def _prior(self, numbers: dict[str, Any]) -> Callable[..., NDPP]:
+        # In float32, as the features are.
+        strengths = {name: jnp.asarray(numbers[name], jnp.float32) for name in self._kind.strengths}
+        return partial(self._kind.prior, rank=self._rank, **strengths)
 
-    def advance(self, state: Any, data: tuple[Any, ...], number: int) -> tuple[Any, float]:
-        """The state after so many steps, in place of the given one, and the mean loss over them for each basket."""
-        state, loss = self._advance(state, data, number)
-        return state, float(loss) / self._num_baskets
+    def _svi(self, numbers: dict[str, Any]) -> SVI:
+        model = partial(basket_model, prior=self._prior(numbers), batch_size=self._batch_size)
+        model = handlers.reparam(model, config=_ONE_SCALE)
+        rate, num_steps = numbers["learning_rate"], numbers["num_steps"]
+        adam = numpyro.optim.Adam(lambda step: rate * 0.5 * (1 + jnp.cos(jnp.pi * step / num_steps)))
+        svi = SVI(partial(_at_point, model, self._kind.sites), _no_guide, adam, Trace_ELBO())
+        transforms = {name + _LOC: biject_to(_constraint(name)) for name in self._kind.sites}
+        svi.constrain_fn = partial(transform_fn, transforms)  # as its init does, which would run the model
+        return svi
 
-    def judge(self, state: Any, data: tuple[Any, ...], held_out: np.ndarray) -> tuple[float, float]:
-        """The mean log-likelihood of the held-out baskets, and what is to be taken off it for rejections."""
-        value, price = self._judge(state, data, jnp.asarray(held_out))
-        return float(value), float(price)
+    def _first_state(self, key: Array, length: float, numbers: dict[str, Any]) -> SVIState:
+        values = self._kind.start(key, self._num_items, self._rank, length)
+        params = {name + _LOC: biject_to(_constraint(name)).inv(value) for name, value in values.items()}
+        optim_state = self._svi(numbers).optim.init(params)
+        # Of the types that it has when it is read from a checkpoint, for which nothing is then compiled again.
+        optim_state = jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype), optim_state)
+        return SVIState(optim_state, None, random.split(key, 3)[0])
 
-    def kernel(self, state: Any, data: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
-        """V, B and D."""
-        return tuple(map(np.asarray, self._kernel(state, data)))
+    def _many_steps(
+        self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any], number: int
+    ) -> tuple[Any, Array]:
+        svi = self._svi(numbers)
 
-    def _many_steps(self, state: Any, data: tuple[Any, ...], number: int) -> tuple[Any, Array]:
         def step(_: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
-            state, loss = self._svi.update(carry[0], *data)
+            state, loss = svi.update(carry[0], *data)
             return state, carry[1] + loss
 
         state, total = lax.fori_loop(0, number, step, (state, jnp.zeros(())))
         return state, total / number
 
-    def _law(self, state: Any, data: tuple[Any, ...]) -> NDPP:
-        values = {name.removesuffix(_LOC): value for name, value in self._svi.get_params(state).items()}
-        _, counts, anchor = data
-        prior = handlers.reparam(partial(self._prior, counts, self._num_baskets, anchor=anchor), config=_ONE_SCALE)
-        return handlers.seed(handlers.substitute(prior, values), random.key(0))()
+    def _law(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any]) -> NDPP:
+        values = {name.removesuffix(_LOC): value for name, value in self._svi(numbers).get_params(state).items()}
+        baskets, counts, anchor = data
+        prior = partial(self._prior(numbers), counts, len(baskets), anchor=anchor)
+        return handlers.seed(handlers.substitute(handlers.reparam(prior, config=_ONE_SCALE), values), random.key(0))()
 
-    def _features(self, state: Any, data: tuple[Any, ...]) -> tuple[Array, Array, Array]:
-        law = self._law(state, data)
+    def _features(
+        self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any]
+    ) -> tuple[Array, Array, Array]:
+        law = self._law(state, data, numbers)
         return law.V, law.B, law.D
 
-    def _validation_and_price(self, state: Any, data: tuple[Any, ...], held_out: Array) -> tuple[Array, Array]:
-        law = self._law(state, data)
+    def _validation_and_price(
+        self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any], held_out: Array, log_max_proposals: Any
+    ) -> tuple[Array, Array]:
+        law = self._law(state, data, numbers)
         value = law.log_prob(held_out).mean()
-        if self._settings["model"] != "ondpp":
+        if self._kind.prior is not ondpp_prior:
             return value, jnp.zeros(())
-        log_proposals, most = log_expected_proposals(jnp.diagonal(law.D, 1)[::2]), self._settings["max_proposals"]
-        if most is None:
-            return value, self._settings["gamma"] * log_proposals
-        return value, jnp.where(log_proposals > math.log(most), jnp.inf, 0.0)
+        log_proposals = log_expected_proposals(jnp.diagonal(law.D, 1)[::2])
+        if log_max_proposals is None:
+            return value, numbers["gamma"] * log_proposals
+        return value, jnp.where(log_proposals > log_max_proposals, jnp.inf, 0.0)
 
 
-def _at_point(
-    model: Callable[..., NDPP], start: Callable[[], dict[str, Array]], sites: tuple[str, ...], *data: Any
-) -> None:
+_programs = lru_cache(maxsize=8)(_Programs)
+
+
+class _Learner:
+    """SVI for the model that the settings describe: its steps, evaluations and kernels. It holds no data."""
+
+    def __init__(self, settings: dict[str, Any], num_baskets: int) -> None:
+        rank = tuple(settings["rank"])
+        self.programs = _programs(settings["model"], settings["num_items"], rank, settings["batch_size"])
+        self._settings, self._num_baskets = settings, num_baskets
+        names = (*_MODELS[settings["model"]].strengths, "learning_rate", "num_steps")
+        self.numbers = {name: float(settings[name]) for name in names}
+        most = settings.get("max_proposals")
+        self._most = None if most is None else math.log(most)
+
+    def start(self) -> SVIState:
+        """The state before the first step."""
+        return self.programs.start(*self._origin())
+
+    def shapes(self) -> SVIState:
+        """Those of the state, which is not computed."""
+        return jax.eval_shape(self.programs.start, *self._origin())
+
+    def _origin(self) -> tuple[Any, ...]:
+        length = max(self._settings["anchor"], _SHORTEST_START)
+        return random.key(self._settings["seed"]), length, self.numbers
+
+    def advance(self, state: Any, data: tuple[Any, ...], number: int) -> tuple[Any, float]:
+        """The state after so many steps, in place of the given one, and the mean loss over them for each basket."""
+        state, loss = self.programs.advance(state, data, self.numbers, number)
+        return state, float(loss) / self._num_baskets
+
+    def judge(self, state: Any, data: tuple[Any, ...], held_out: np.ndarray) -> tuple[float, float]:
+        """The mean log-likelihood of the held-out baskets, and what is to be taken off it for rejections."""
+        value, price = self.programs.judge(state, data, self.numbers, jnp.asarray(held_out), self._most)
+        return float(value), float(price)
+
+    def kernel(self, state: Any, data: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
+        """V, B and D."""
+        return tuple(map(np.asarray, self.programs.kernel(state, data, self.numbers)))
+
+
+def _constraint(site: str) -> Any:
+    return constraints.positive if site == "sigma" else constraints.real
+
+
+def _at_point(model: Callable[..., NDPP], sites: tuple[str, ...], *data: Any) -> None:
     """The model with a parameter in place of each of its sites, so that the ELBO is its log density: a MAP estimate.
 
     A guide of point masses says the same, but its densities compare the features with themselves, in masks as large.
     """
-    values = {}
-    for name in sites:
-        constraint = constraints.positive if name == "sigma" else constraints.real
-        # What it starts from is computed when it is asked for, and held by nobody after.
-        values[name] = numpyro.param(name + _LOC, lambda _, name=name: start()[name], constraint=constraint)
+    values = {name: numpyro.param(name + _LOC, constraint=_constraint(name)) for name in sites}
     handlers.condition(model, values)(*data)
 
 
@@ -437,10 +483,9 @@ def _write_checkpoint(path: str | Path, settings: dict[str, Any], state: Any, pr
     write_arrays(path, arrays, settings | {"step": progress.step, "since_best": progress.since_best})
 
 
-def _read_checkpoint(
-    path: str | Path, settings: dict[str, Any], structure: Any, num_leaves: int
-) -> tuple[Any, _Progress]:
-    names = [f"state_{i}" for i in range(num_leaves)]
+def _read_checkpoint(path: str | Path, settings: dict[str, Any], shapes: Any) -> tuple[Any, _Progress]:
+    structure = jax.tree.structure(shapes)
+    names = [f"state_{i}" for i in range(structure.num_leaves)]
     arrays, written = read_arrays(path, ("V", "B", "D"))
     for name, value in settings.items():
         if written.get(name) != value:

@@ -301,6 +301,7 @@ def basket_model(
     return law
 
 
+@partial(jax.jit, static_argnums=(1, 2))
 def directions(key: Array, num_items: int, num_columns: int) -> Array:
     """A random unit vector of so many numbers for each item."""
     A = random.normal(key, (num_items, num_columns), jnp.float32)
