@@ -17,7 +17,7 @@ import numpyro.distributions as dist
 from jax import random
 from numpyro.infer import MCMC, NUTS, Predictive
 
-from numpyro_ndpp import NDPP, Contour, to_multihot
+from numpyro_ndpp import NDPP, Exact, to_multihot
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -34,7 +34,7 @@ def law_of(quality, strength) -> NDPP:
     for j, (a, b) in enumerate(COMPLEMENTS):
         B = B.at[a, 2 * j].set(1.0).at[b, 2 * j + 1].set(1.0)
     D = jnp.diag(jnp.array([strength, 0.0] * len(COMPLEMENTS))[:-1], 1)
-    return NDPP(V, B, D, sampler=Contour())
+    return NDPP(V, B, D, sampler=Exact())
 
 
 def model(num_subsets: int, subsets=None) -> None:

@@ -53,7 +53,7 @@ def static_int(name: str, value: Any, low: int, high: int, meaning: str) -> int:
 def check_sampler(sampler: Any) -> Any:
     """``sampler``, or a ValueError if it is none, such as a class that was not called."""
     if isinstance(sampler, type) or not (hasattr(sampler, "prepare") and hasattr(sampler, "sample")):
-        raise ValueError(f"sampler must be a sampler such as UpDown() or Contour(), got {sampler!r}")
+        raise ValueError(f"sampler must be a sampler such as UpDown() or Exact(), got {sampler!r}")
     return sampler
 
 
@@ -246,7 +246,7 @@ class SubsetDistribution(Distribution):
                 f"no subset of {self._sizes_in_words()} items could be drawn by {self.sampler} from this kernel: "
                 f"{failure}"
             )
-        return jnp.asarray(draws)
+        return jax.device_put(draws) if isinstance(draws, np.ndarray) else draws
 
     @validate_sample
     def log_prob(self, value: ArrayLike, intermediates: list[Any] | None = None) -> Array:

@@ -7,6 +7,7 @@ law, or are all at the greedy subset. :mod:`numpyro_ndpp.diagnostics` records an
 
 import copy
 import math
+from functools import partial
 from typing import Any
 
 import jax

@@ -228,7 +228,7 @@ class SubsetGibbs(MCMCKernel):
             )
         if self.fresh and isinstance(base.sampler, UpDown):
             raise ValueError(
-                f"fresh draws must be exact, but site {name!r} has the sampler {base.sampler}; take Contour()"
+                f"fresh draws must be exact, but site {name!r} has the sampler {base.sampler}; take Exact()"
             )
         return law
 

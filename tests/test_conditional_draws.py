@@ -6,10 +6,10 @@ import pytest
 from chi_square import chi_square_p_value
 from kernels import PARTS, N, conditional, factored
 
-from numpyro_ndpp import KNDPP, NDPP, Cholesky, Contour, Rejection, UpDown, pad_subsets, to_multihot
+from numpyro_ndpp import KNDPP, NDPP, Cholesky, Exact, Rejection, UpDown, pad_subsets, to_multihot
 
 NUM_DRAWS = 20_000
-SAMPLERS = [UpDown(), Contour(), Cholesky(), Rejection()]
+SAMPLERS = [UpDown(), Exact(), Cholesky(), Rejection()]
 every_sampler = pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
 # Outside jit a sampler is compiled anew; what happens there is the law's doing, and alike for all samplers.
 one_sampler_quick = pytest.mark.parametrize(

@@ -11,27 +11,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from chi_square import chi_square_p_value
-from kernels import HARDEST, KERNELS, PARTS, SKEW, TRUE_RANK, N, dense_kernel, enumerated_law, table
+from kernels import HARDEST, KERNELS, PARTS, SKEW, TRUE_RANK, N, dense_kernel, enumerated_law, factors
 from scipy import stats
 
 from numpyro_ndpp import KNDPP, NDPP, Contour, to_multihot
 from numpyro_ndpp.kernel import quadratic_forms, whiten
 from numpyro_ndpp.samplers import contour
 
-NUM_DRAWS = 10_000
+NUM_DRAWS = 2**13
 
 
-def factored(name, k=None, dtype=np.float64, **limits):
+def factored(name, k, dtype=np.float64):
     """The law of a table kernel by its factors, so that all kernels of one rank share what is compiled."""
-    law = NDPP(*(np.asarray(part, dtype) for part in PARTS[name]))
-    if k is None:
-        return NDPP.from_factors(law.X, law.W, sampler=Contour(), **limits)
-    return KNDPP.from_factors(law.X, law.W, k, sampler=Contour())
+    return KNDPP.from_factors(*factors(name, dtype), k, sampler=Contour())
 
 
-@jax.jit
 def draw_masks(law, key):
-    return to_multihot(law.sample(key, (NUM_DRAWS,)), N)
+    return np.asarray(to_multihot(law.sample(key, (NUM_DRAWS,)), N))
 
 
 def random_kernel(n, d, dtype=np.float64, cond=None):
@@ -48,27 +44,27 @@ def random_kernel(n, d, dtype=np.float64, cond=None):
 # --- The law ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("length", "num_stages"), [(1.0, 2), (5.0, 1)])
+@pytest.mark.parametrize(("length", "num_stages"), [(1.0, 2), pytest.param(5.0, 1, marks=pytest.mark.slow)])
 def test_conditional_probabilities_multiply_to_the_law(length, num_stages, monkeypatch):
     """Along every order of every subset: det L_S / e_k / k!, by enumeration."""
     monkeypatch.setattr(contour, "_STAGE_LENGTH", {"float64": length})
     n, d, k = 7, 6, 3
     parts = random_kernel(n, d)
     law = KNDPP(*parts, k=k)
-    state = Contour().prepare(law.X, law.W, k, k)
+    state = jax.jit(lambda X, W: Contour().prepare(X, W, k, k))(law.X, law.W)
     assert len(state.schedule) == num_stages
     orders = np.array(list(itertools.permutations(range(n), k)))
 
     def probability(order):
         product = 1.0
-        for stage in state.stages:
-            before = k - stage.high
-            factors = contour._enter(state.tree, stage, k, order[:before], k - stage.low)
-            for slot in range(before, k - stage.low):
+        for number, (high, low) in enumerate(state.schedule):
+            stage = jax.tree.map(lambda table, number=number: table[number], state.stages)
+            factors = contour._enter(state.tree, stage, k, order, jnp.asarray(k - high))
+            for slot in range(k - high, k - low):
                 Q, _ = contour._query(stage, factors, slot)
                 masses = quadratic_forms(state.tree.X, Q)
                 product *= masses[order[slot]] / jnp.sum(masses)
-                factors = contour._join(stage, factors, state.tree.X[order[slot]], jnp.asarray(slot), True)
+                factors = contour._join(stage, factors, state.tree.X[order[slot]], jnp.asarray(slot))
         return product
 
     products = np.asarray(jax.jit(jax.vmap(probability))(orders))
@@ -79,65 +75,44 @@ def test_conditional_probabilities_multiply_to_the_law(length, num_stages, monke
 
 
 def possible_sizes(name):
-    """0, 1, 2, 3 and the true rank, but for the odd sizes of a kernel that is skew."""
-    sizes = {0, 1, 2, 3, TRUE_RANK[name]}
+    """0 to 4 and the true rank, but for the odd sizes of a kernel that is skew."""
+    sizes = {0, 1, 2, 3, 4, TRUE_RANK[name]}
     return sorted(size for size in sizes if name not in SKEW or size % 2 == 0)
 
 
 @pytest.mark.parametrize(
     ("name", "k"),
     [
-        pytest.param(name, k, marks=[] if name in HARDEST else pytest.mark.slow)
+        pytest.param(name, k, marks=[] if name in HARDEST and k in (3, 4) else pytest.mark.slow)
         for name in KERNELS
         for k in possible_sizes(name)
     ],
 )
 def test_draws_of_one_size_follow_the_law(name, k):
-    draws = np.asarray(draw_masks(factored(name, k), jax.random.key(1)))
+    draws = draw_masks(factored(name, k), jax.random.key(1))
     assert (draws.sum(axis=1) == k).all()
     assert chi_square_p_value(enumerated_law(name, k, k), draws) > 1e-4
-
-
-@pytest.mark.parametrize("name", table())
-def test_draws_follow_the_law(name):
-    draws = np.asarray(draw_masks(factored(name), jax.random.key(2)))
-    assert chi_square_p_value(enumerated_law(name), draws) > 1e-4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("low", "high"), [(1, 8), (2, 4), (0, 3), (7, 8)])
-def test_draws_of_limited_size_follow_the_law(low, high):
-    draws = np.asarray(draw_masks(factored("ordinary", min_size=low, max_size=high), jax.random.key(3)))
-    assert chi_square_p_value(enumerated_law("ordinary", low, high), draws) > 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "k"),
     [
-        ("ordinary", None),
         ("ordinary", 8),
         ("symmetric", 3),
         ("skew", 4),
         ("near skew", 4),
         ("skew pairs", 6),
         ("skew pairs and V", 3),
-        ("repeated rows", None),
+        ("repeated rows", 5),
         ("scaled 1e6", 3),
         ("cond(C) 1e6", 4),
     ],
 )
 def test_float32_draws_follow_the_law(name, k):
     law = factored(name, k, np.float32)
-    draws = np.asarray(draw_masks(law, jax.random.key(4)))
-    expected = enumerated_law(name) if k is None else enumerated_law(name, k, k)
-    assert chi_square_p_value(expected, draws) > 1e-4
-
-
-def test_draws_outside_jit_are_grouped_by_width():
-    law = NDPP(*(np.asarray(part) for part in PARTS["n < d"]), sampler=Contour())
-    draws = np.asarray(to_multihot(law.sample(jax.random.key(5), (5000,)), N))
-    assert chi_square_p_value(enumerated_law("n < d"), draws) > 1e-4
+    draws = draw_masks(law, jax.random.key(4))
+    assert chi_square_p_value(enumerated_law(name, k, k), draws) > 1e-4
 
 
 @pytest.mark.slow
@@ -159,7 +134,6 @@ def test_inclusion_frequencies_beyond_enumeration():
 
 
 sample_with_info = jax.jit(Contour().sample_with_info)
-prepare_all_sizes = jax.jit(lambda X, W: Contour().prepare(X, W, 0, 40))
 
 
 def check_masses(n, d, k, dtype, cond, tolerance, num_draws=20):
@@ -177,33 +151,6 @@ def check_masses(n, d, k, dtype, cond, tolerance, num_draws=20):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-8), (np.float32, 1e-4)])
 def test_mass_is_the_number_of_missing_items(dtype, tolerance, cond):
     check_masses(500, 40, 30, dtype, cond, tolerance)
-
-
-def check_masses_of_all_sizes(expected_size, kind, dtype, tolerance):
-    V, B, D = random_kernel(500, 40)
-    law = NDPP(0.03 * V if kind == "pairs" else V, B, D).with_expected_size(expected_size)
-    state = prepare_all_sizes(law.X.astype(dtype), law.W.astype(dtype))
-    subsets, info = sample_with_info(state, jax.random.split(jax.random.key(10), 100))
-    assert (subsets >= 0).all()
-    sizes = jnp.sum(subsets < 500, axis=1)
-    assert abs(sizes.mean() - expected_size) < 1.5
-    assert sizes.max() - sizes.min() >= 4
-    assert jnp.abs(info.mass_error).max() < tolerance
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ordinary", "pairs"])
-@pytest.mark.parametrize("expected_size", [6.0, 20.0, 30.0, 36.0])
-def test_mass_at_every_size(expected_size, kind):
-    """One set of circles serves all sizes of an NDPP, whatever its mean size."""
-    check_masses_of_all_sizes(expected_size, kind, np.float64, 1e-8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("expected_size", [6.0, 20.0])
-def test_mass_at_every_size_in_float32(expected_size):
-    """Up to half the rank; near the rank float32 loses most digits."""
-    check_masses_of_all_sizes(expected_size, "ordinary", np.float32, 1e-2)
 
 
 @pytest.mark.slow
@@ -235,6 +182,7 @@ def test_schedule_and_radii(dtype):
     assert (jnp.diff(state.radii) < 0).all()  # the more items are fixed, the fewer may come by chance
 
 
+@pytest.mark.slow
 def test_one_radius_alone_cancels(monkeypatch):
     """Without smaller circles the sum loses most of its digits: the reason for stages."""
     law = KNDPP(*random_kernel(100, 60), k=45)
@@ -276,17 +224,8 @@ def test_impossible_size_is_an_error_and_minus_one_under_jit(name, k):
     assert (jax.jit(law.log_prob)(draws) == -jnp.inf).all()
 
 
-def test_impossible_range_of_sizes():
-    law = NDPP(*PARTS["skew"], min_size=7, max_size=8, sampler=Contour())
-    with pytest.raises(ValueError, match="no subset of 7 to 8 items could be drawn"):
-        law.sample(jax.random.key(0))
-
-
 def test_nothing_but_empty_subsets():
     assert factored("ordinary", 0).sample(jax.random.key(0), (3,)).shape == (3, 0)
-    assert factored("ordinary", max_size=0).sample(jax.random.key(0), (3,)).shape == (3, 0)
-    zero = NDPP(np.zeros((5, 2)), np.zeros((5, 2)), np.zeros((2, 2)), sampler=Contour())
-    assert (zero.sample(jax.random.key(0), (3,)) == 5).all()
 
 
 def test_batch_of_kernels():
@@ -301,26 +240,17 @@ def test_batch_of_kernels():
         assert chi_square_p_value(enumerated_law(name, 3, 3), masks) > 1e-4
 
 
-def test_nothing_is_compiled_for_other_keys_and_kernels():
-    first, second = (factored(name, 3).prepare() for name in ("ordinary", "zero rows"))
-    first.sample(jax.random.key(0), (7,))
-    count = contour._draws._cache_size()
-    second.sample(jax.random.key(1), (7,))
-    assert contour._draws._cache_size() == count
-
-
 def test_preprocessing_takes_little_memory():
-    """At d = 200 the circles of all stages take 0.1 GB for one size and less than 1 GB for all, in float64."""
+    """At d = 200 the circles of all stages take 0.2 GB for fifty items, in float64."""
     n, d, k = 5000, 200, 50
     X, W = (jax.ShapeDtypeStruct(shape, np.float64) for shape in [(n, d), (d, d)])
-    for sizes, most in (((k, k), 1.2e8), ((0, d), 1e9)):
-        state = jax.eval_shape(partial(Contour().prepare, min_size=sizes[0], max_size=sizes[1]), X, W)
-        assert sum(array.size * array.dtype.itemsize for array in jax.tree.leaves((state.stages, state.C))) < most
+    state = jax.eval_shape(partial(Contour().prepare, min_size=k, max_size=k), X, W)
+    assert sum(array.size * array.dtype.itemsize for array in jax.tree.leaves((state.stages, state.C))) < 2e8
 
 
 def test_keys_of_both_kinds_and_other_types():
     law = factored("ordinary", 4)
-    draws = Contour().sample(law._state(), jax.random.split(jax.random.PRNGKey(0), 5))
+    draws = jax.jit(Contour().sample)(law._state(), jax.random.split(jax.random.PRNGKey(0), 5))
     assert (law.log_prob(draws) > -jnp.inf).all()
     with pytest.raises(ValueError, match="Contour needs a kernel in float32 or float64, got float16"):
         Contour().prepare(law.X.astype(np.float16), law.W.astype(np.float16), 2, 2)
@@ -328,4 +258,4 @@ def test_keys_of_both_kinds_and_other_types():
 
 def test_float32_stays_float32():
     state = factored("ordinary", 4, np.float32)._state()
-    assert {array.dtype for array in jax.tree.leaves(state.stages)} == {np.dtype(np.float32)}
+    assert {array.dtype for array in jax.tree.leaves(state.stages[:6])} == {np.dtype(np.float32)}

@@ -12,7 +12,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, TraceGraph_EL
 from numpyro.infer.autoguide import AutoDelta, AutoLaplaceApproximation
 from scipy import stats
 
-from numpyro_ndpp import NDPP, Cholesky, Contour, Rejection, UpDown, from_multihot, to_multihot
+from numpyro_ndpp import NDPP, Cholesky, Exact, Rejection, UpDown, from_multihot, to_multihot
 
 
 def model(n, d1, d2, baskets=None, num_baskets=None):
@@ -97,7 +97,7 @@ def mild_model(sampler):
 
 
 @pytest.mark.parametrize("parallel", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("sampler", [UpDown(), Contour(), Cholesky(), Rejection()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("sampler", [UpDown(), Exact(), Cholesky(), Rejection()], ids=lambda s: type(s).__name__)
 def test_predictive_with_every_sampler(sampler, parallel):
     """Prior draws: frequencies are the mean of the exact inclusion probabilities, to five standard errors."""
     draws = Predictive(mild_model, num_samples=400, parallel=parallel)(random.key(0), sampler)
@@ -122,7 +122,7 @@ def test_posterior_predictive_of_many_kernels_in_one_call():
 
     def predicted():
         V, B, D = (numpyro.sample(name, dist.Normal(0, 1).expand(s).to_event(2)) for name, s in shapes.items())
-        numpyro.sample("subset", NDPP(V, B, D, sampler=Contour()))
+        numpyro.sample("subset", NDPP(V, B, D, sampler=Exact()))
 
     shapes = {name: values.shape[1:] for name, values in posterior.items()}
     subsets = Predictive(predicted, posterior, parallel=True, return_sites=["subset"])(random.key(0))["subset"]

@@ -45,16 +45,12 @@ def test_every_node_holds_the_sum_over_its_items(n, leaf_size):
         rows = np.split(padded, 2**depth)[node]
         return rows.T @ rows
 
-    top_depth = int(np.log2(len(tree.top)))
-    for node, packed in enumerate(tree.top):
-        np.testing.assert_allclose(unpack(packed, d), sum_over(top_depth, node), atol=1e-12)
-    for number, level in enumerate(tree.levels):
-        depth = top_depth + 2 * number
-        assert len(level) == 2**depth
-        for node, (left, left_of_left, left_of_right) in enumerate(level):
-            np.testing.assert_allclose(unpack(left, d), sum_over(depth + 1, 2 * node), atol=1e-12)
-            np.testing.assert_allclose(unpack(left_of_left, d), sum_over(depth + 2, 4 * node), atol=1e-12)
-            np.testing.assert_allclose(unpack(left_of_right, d), sum_over(depth + 2, 4 * node + 2), atol=1e-12)
+    np.testing.assert_allclose(unpack(tree.lefts[0], d), padded.T @ padded, atol=1e-12)
+    np.testing.assert_allclose(tree.gram, padded.T @ padded, atol=1e-12)
+    for node in range(1, 2**tree.depth):
+        depth = node.bit_length() - 1
+        expected = sum_over(depth + 1, 2 * (node - 2**depth))
+        np.testing.assert_allclose(unpack(tree.lefts[node], d), expected, atol=1e-12)
 
 
 # An accelerator reads the tree in another way than a CPU; both are run here, on whatever there is.
@@ -104,8 +100,7 @@ def test_masses_below_rounding_are_never_drawn():
 def test_the_tree_is_as_large_as_the_features(n, d):
     X = jax.ShapeDtypeStruct((n, d), jnp.float32)
     tree = jax.eval_shape(build_tree, X)
-    num_bytes = sum(array.size * 4 for array in (tree.top, *tree.levels))
-    assert 0.5 < num_bytes / (4 * n * d) < 1.5
+    assert 0.5 < 4 * tree.lefts.size / (4 * n * d) < 1.5
 
 
 def test_building_holds_no_matrix_per_item():

@@ -129,7 +129,7 @@ class ContourState:
     tree: Tree
     C: Array  # (d, d)
     pinned: Array  # (j,) items in every subset: a draw begins with them
-    stages: Stage
+    stages: Stage | None  # stacked; none where nothing is to be drawn
     possible: Array  # whether any subset of the size has a positive probability
     width: int = field(metadata={"static": True})
 
@@ -518,14 +518,10 @@ class Contour:
         X, W = whiten(X, W)
         tree = build_tree(X)
         C, schedule = tree.gram, np.array(_schedule(width, _STAGE_LENGTH[dtype.name]), np.int32).reshape(-1, 2)
-        num_stages, accuracy = len(schedule), _ACCURACY[dtype.name]
+        accuracy = _ACCURACY[dtype.name]
         num_upper = max((_num_upper(max_size, *stage, rank, accuracy) for stage in schedule.tolist()), default=2)
         possible = log_weight > -jnp.inf
-        if num_stages == 0:
-            nothing = jax.eval_shape(lambda: self._stages(W, C, tree, items, schedule[:1], num_upper, width))
-            stages = jax.tree.map(lambda shape: jnp.zeros((0, *shape.shape[1:]), shape.dtype), nothing)
-        else:
-            stages = self._stages(W, C, tree, items, schedule, num_upper, width)
+        stages = self._stages(W, C, tree, items, schedule, num_upper, width) if len(schedule) else None
         return ContourState(tree, C, items, stages, possible, width)
 
     def _stages(
@@ -560,6 +556,8 @@ class Contour:
 
     def sample(self, state: ContourState, keys: Array, number: Array | int | None = None) -> Array:
         """Subsets (s, w), one for each key; only the first ``number`` are made."""
+        if state.width == 0:
+            return jnp.zeros((len(keys), 0), jnp.int32)
         draws = partial(side_by_side, lambda key: _draw(state, key)[0])
         return in_chunks(draws, _chunk_size(state), len(keys) if number is None else number, keys)
 
