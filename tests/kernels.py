@@ -66,7 +66,7 @@ def _near_skew() -> list[np.ndarray]:
     return [0.01 * V, B, D]
 
 
-# name: (V, B, D), true rank. All but one have d = 8: by their factors they share one shape, and what is compiled for it.
+# name: (V, B, D), true rank. All but one have d = 8: by their factors they share a shape, and what is compiled for it.
 KERNELS = {
     "ordinary": (_scaled(1.0), 8),
     "symmetric": ([*_normal(2, (N, 6)), np.zeros((N, 2)), np.ones((2, 2))], 6),

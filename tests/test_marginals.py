@@ -96,7 +96,8 @@ def fixed_parts(V, B, D):
 
 
 def check_gradients(make, make_fixed, parts, of_parts=lambda *slopes: slopes):
-    for first, second in [((by_conditioning, make), (by_joint, make)), ((by_conditioning, make_fixed), (by_next, make))]:
+    pairs = [((by_conditioning, make), (by_joint, make)), ((by_conditioning, make_fixed), (by_next, make))]
+    for first, second in pairs:
         ours, theirs = (of_parts(*slopes(*way, *parts)) for way in (first, second))
         for a, b in zip(ours, theirs, strict=True):
             assert np.isfinite(a).all()
