@@ -321,7 +321,7 @@ def _training_data(settings: dict[str, Any], train: np.ndarray) -> tuple[Array, 
 
 
 class _Programs:
-    """The compiled steps, evaluations and kernels of SVI for one model and rank: what fits share that differ in numbers.
+    """The compiled steps, evaluations and kernels of SVI for one model and rank: what fits of other numbers share.
 
     It holds no data: compiled methods and the object refer to one another, and are collected late.
     """

@@ -30,7 +30,7 @@ def run(name, *arguments):
         "basket_completion",
         pytest.param("bayesian_kernel", marks=pytest.mark.slow),
         pytest.param("variable_selection", marks=pytest.mark.slow),
-        "subset_guide",
+        pytest.param("subset_guide", marks=pytest.mark.slow),
     ],
 )
 def test_example_runs(name, tmp_path, capsys):

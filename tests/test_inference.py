@@ -15,12 +15,12 @@ from scipy import stats
 from numpyro_ndpp import NDPP, Cholesky, Exact, Rejection, UpDown, from_multihot, to_multihot
 
 
-def model(n, d1, d2, baskets=None, num_baskets=None):
+def model(n, d1, d2, baskets=None, num_baskets=None, sampler=UpDown()):
     V = numpyro.sample("V", dist.Normal(0, 1).expand([n, d1]).to_event(2))
     B = numpyro.sample("B", dist.Normal(0, 1).expand([n, d2]).to_event(2))
     D = numpyro.sample("D", dist.Normal(0, 1).expand([d2, d2]).to_event(2))
     with numpyro.plate("baskets", num_baskets if baskets is None else len(baskets)):
-        numpyro.sample("basket", NDPP(V, B, D), obs=baskets)
+        numpyro.sample("basket", NDPP(V, B, D, sampler=sampler), obs=baskets)
 
 
 def simulate(n, d1, d2, num_baskets, seed=0):
@@ -53,7 +53,7 @@ def quality_model(baskets):
 
 
 def quality_baskets(num_baskets):
-    law = NDPP(FEATURES[0], FEATURES[1], np.array([[0.0, 1.0], [0.0, 0.0]]))
+    law = NDPP(FEATURES[0], FEATURES[1], np.array([[0.0, 1.0], [0.0, 0.0]]), sampler=Cholesky())
     return law.sample(random.key(8), (num_baskets,))
 
 
@@ -77,11 +77,15 @@ def test_laplace_approximation_has_a_finite_covariance():
     assert (jnp.diagonal(covariance) > 0).all()
 
 
-def test_predictive_draws_baskets_for_every_posterior_draw():
+@pytest.mark.parametrize(
+    "sampler", [Cholesky(), pytest.param(UpDown(), marks=pytest.mark.slow)], ids=lambda s: type(s).__name__
+)
+def test_predictive_draws_baskets_for_every_posterior_draw(sampler):
     rng = np.random.default_rng(3)
     samples = {"V": rng.normal(size=(5, 6, 2)), "B": rng.normal(size=(5, 6, 2)), "D": rng.normal(size=(5, 2, 2))}
     for parallel in (False, True):
-        draws = Predictive(model, samples, parallel=parallel)(random.key(0), 6, 2, 2, num_baskets=3)["basket"]
+        predictive = Predictive(model, samples, parallel=parallel)
+        draws = predictive(random.key(0), 6, 2, 2, num_baskets=3, sampler=sampler)["basket"]
         assert draws.shape == (5, 3, 4)
         assert NDPP(samples["V"][0], samples["B"][0], samples["D"][0]).support(draws).all()
     assert jax.tree.leaves(draws)[0].dtype == jnp.int32
@@ -96,18 +100,33 @@ def mild_model(sampler):
     numpyro.sample("subset", law)
 
 
-@pytest.mark.parametrize("parallel", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("sampler", [UpDown(), Exact(), Cholesky(), Rejection()], ids=lambda s: type(s).__name__)
-def test_predictive_with_every_sampler(sampler, parallel):
-    """Prior draws: frequencies are the mean of the exact inclusion probabilities, to five standard errors."""
-    draws = Predictive(mild_model, num_samples=400, parallel=parallel)(random.key(0), sampler)
+SAMPLERS = [UpDown(), Exact(), Cholesky(), Rejection()]
+
+
+def assert_frequencies_are_exact(draws):
+    """Frequencies are the mean of the exact inclusion probabilities, to five standard errors."""
     masks, probs = np.asarray(to_multihot(draws["subset"], 6)), np.asarray(draws["inclusion"])
+    assert draws["subset"].shape == (400, 5)
     z = (masks - probs).sum(axis=0) / np.sqrt((probs * (1 - probs)).sum(axis=0))
     assert np.abs(z).max() < 5
-    again = Predictive(mild_model, {name: draws[name] for name in ("V", "B")}, parallel=parallel)
-    subsets = again(random.key(1), sampler)["subset"]
-    assert subsets.shape == (400, 5)
-    assert (subsets >= 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: type(s).__name__)
+def test_prior_predictive_with_every_sampler(sampler, parallel):
+    draws = Predictive(mild_model, num_samples=400, parallel=parallel)(random.key(0), sampler)
+    assert_frequencies_are_exact(draws)
+
+
+@pytest.mark.parametrize("parallel", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: type(s).__name__)
+def test_posterior_predictive_with_every_sampler(sampler, parallel):
+    rng = np.random.default_rng(0)
+    kernels = {"V": 0.7 * rng.normal(size=(400, 6, 3)), "B": 0.3 * rng.normal(size=(400, 6, 2))}
+    draws = Predictive(mild_model, kernels, parallel=parallel)(random.key(1), sampler)
+    assert_frequencies_are_exact(draws)
+    assert (draws["subset"] >= 0).all()
 
 
 def test_posterior_predictive_of_many_kernels_in_one_call():
@@ -132,6 +151,7 @@ def test_posterior_predictive_of_many_kernels_in_one_call():
     assert stats.kstest(z, "norm").pvalue > 1e-4
 
 
+@pytest.mark.slow
 def test_guide_with_a_subset_comes_near_the_best_of_its_family():
     """TraceGraph_ELBO with an NDPP in the guide, against a grid over the family: within 0.05 nats."""
     n = 4
