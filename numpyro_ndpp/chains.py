@@ -140,8 +140,6 @@ def _states(walk: Walk, starts: Array) -> ChainState:
 def _starts(law: SubsetDistribution, walk: Walk, key: Array, num_chains: int, init: str | ArrayLike) -> Array:
     """Subsets (c, w) of positive probability."""
     if isinstance(init, str):
-        if init not in INITS:
-            raise ValueError(f"init must be one of {', '.join(map(repr, INITS))} or an array of subsets, got {init!r}")
         if init == "uniform":
             starts = uniform_starts(law, walk, random.split(key, num_chains))
         else:
@@ -167,6 +165,8 @@ def begin_chains(
     law: SubsetDistribution, key: Array, num_chains: int, init: str | ArrayLike
 ) -> tuple[Walk, Array, ChainState]:
     """The walk of a law, and the keys (c,) and states of chains at their starts."""
+    if isinstance(init, str) and init not in INITS:
+        raise ValueError(f"init must be one of {', '.join(map(repr, INITS))} or an array of subsets, got {init!r}")
     walk = walk_of(law)
     start_key, chain_key = random.split(key)
     states = _states(walk, _starts(law, walk, start_key, num_chains, init))

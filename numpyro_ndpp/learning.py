@@ -358,9 +358,7 @@ class _Programs:
         optim_state = jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype), optim_state)
         return SVIState(optim_state, None, random.split(key, 3)[0])
 
-    def _many_steps(
-        self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any], number: int
-    ) -> tuple[Any, Array]:
+    def _many_steps(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any], number: int) -> tuple[Any, Array]:
         svi = self._svi(numbers)
 
         def step(_: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
@@ -376,9 +374,7 @@ class _Programs:
         prior = partial(self._prior(numbers), counts, len(baskets), anchor=anchor)
         return handlers.seed(handlers.substitute(handlers.reparam(prior, config=_ONE_SCALE), values), random.key(0))()
 
-    def _features(
-        self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any]
-    ) -> tuple[Array, Array, Array]:
+    def _features(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any]) -> tuple[Array, Array, Array]:
         law = self._law(state, data, numbers)
         return law.V, law.B, law.D
 

@@ -21,6 +21,7 @@ def test_chains_of_varying_size_follow_the_law(name):
     assert chi_square_p_value(enumerated_law(name), masks) > 1e-4
 
 
+@pytest.mark.slow
 def test_chains_of_a_conditioned_law():
     law = KNDPP(*PARTS["ordinary"], k=4).condition(include=jnp.array([3]))
     data = run_chains(law, random.key(1), num_chains=3000, num_steps=12, thin=12)
@@ -52,6 +53,7 @@ def test_uniform_starts_keep_to_the_items_that_are_left():
     assert len(np.unique(starts, axis=0)) == 10  # all pairs of the five
 
 
+@pytest.mark.slow
 def test_rejections_are_counted():
     law = KNDPP(*PARTS["ordinary"], k=4, sampler=UpDown(up="rejection"))
     data = run_chains(law, random.key(0), num_chains=8, num_steps=50)

@@ -223,15 +223,15 @@ def test_a_wrong_law_is_found_where_all_chains_agree():
     assert "Frequencies differ from the exact probabilities: item" in problems
 
 
-def test_rare_items_raise_no_alarm():
+@pytest.mark.parametrize("max_items", [100, pytest.param(4000, marks=pytest.mark.slow)])
+def test_rare_items_raise_no_alarm(max_items):
     """Independent draws of a flat law over many items: the count of each is a Poisson number of mean 0.8."""
     n, rng = 4000, np.random.default_rng(0)
     law = KNDPP(np.eye(n, 2) + 1.0, np.zeros((n, 1)), np.zeros((1, 1)), k=1)
     probs = np.asarray(law.inclusion_probs())
     draws = rng.choice(n, p=probs / probs.sum(), size=(4, 800, 1)).astype(np.int32)
-    for max_items in (100, n):
-        _, problems = judged(chains_to_arviz(draws, law, max_items=max_items))
-        assert "Frequencies differ" not in problems
+    _, problems = judged(chains_to_arviz(draws, law, max_items=max_items))
+    assert "Frequencies differ" not in problems
 
 
 def test_draws_of_probability_zero_are_named():

@@ -129,6 +129,7 @@ def test_posterior_predictive_with_every_sampler(sampler, parallel):
     assert (draws["subset"] >= 0).all()
 
 
+@pytest.mark.slow
 def test_posterior_predictive_of_many_kernels_in_one_call():
     """500 kernels (n = 200, d = 10), a subset from each; z-scores of the items follow a normal law (KS p > 1e-4)."""
     rng = np.random.default_rng(0)

@@ -172,7 +172,7 @@ def test_hopeless_fit_says_so():
         learning._warn_of_failures(Fit(*kernel, history, {}), np.array([[1], [0]]))
 
 
-@pytest.mark.parametrize("model", ["ndpp", "ondpp", "symmetric"])
+@pytest.mark.parametrize("model", ["ndpp", "ondpp", pytest.param("symmetric", marks=pytest.mark.slow)])
 def test_diverging_fit_says_so(shop, model):
     baskets = [basket or [0] for basket in shop.baskets]  # an empty one alone would show it
     rank = 12 if model == "symmetric" else SMALL["rank"]
@@ -295,6 +295,7 @@ def test_fits_without_64_bits_give_float32(shop, without_x64):
     assert result.V.dtype == result.B.dtype == result.D.dtype == np.float32
 
 
+@pytest.mark.slow
 def test_no_array_of_all_items_is_copied_often(without_x64):
     """Bytes at once of a step: a few times those of the features, whatever the number of items."""
     n, rank = 20_000, (16, 16)

@@ -159,7 +159,8 @@ def test_orthogonality_holds_in_float32_at_the_papers_rank():
     assert np.abs(V.T @ B).max() < 1e-5
 
 
-def test_prior_in_a_model_of_its_own(baskets):
+@pytest.mark.parametrize("kind", ["points", pytest.param("AutoDelta", marks=pytest.mark.slow)])
+def test_prior_in_a_model_of_its_own(baskets, kind):
     """As the tutorial has it: baskets padded to their own width, a plate with subsampling, SVI; a random strength."""
     counts = item_counts(baskets, N_ITEMS)
 
@@ -175,9 +176,19 @@ def test_prior_in_a_model_of_its_own(baskets):
         "B": np.random.default_rng(2).normal(size=(N_ITEMS, 4)),
         "D": np.eye(4, k=1),
     }
-    guide = numpyro.infer.autoguide.AutoDelta(model, init_loc_fn=numpyro.infer.init_to_value(values=start))
+
+    def points(baskets, counts):
+        for name, value in {"alpha": np.array(1.0), **start}.items():
+            point = numpyro.param(f"{name}_point", jnp.asarray(value))
+            numpyro.sample(name, dist.Delta(point, event_dim=value.ndim))
+
+    guide = points
+    if kind == "AutoDelta":
+        guide = numpyro.infer.autoguide.AutoDelta(model, init_loc_fn=numpyro.infer.init_to_value(values=start))
     svi = numpyro.infer.SVI(model, guide, numpyro.optim.Adam(0.01), numpyro.infer.Trace_ELBO())
-    result = svi.run(random.key(0), 3, baskets, counts, progress_bar=False)
+    state = None if kind == "AutoDelta" else jax.jit(svi.init)(random.key(0), baskets, counts)
+    result = svi.run(random.key(0), 3, baskets, counts, progress_bar=False, init_state=state)
+    assert result.losses.shape == (3,)
     assert jnp.isfinite(result.losses).all()
 
 
