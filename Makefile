@@ -9,8 +9,12 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed-examples
 	$(BIN)/python examples/basket_completion.py
 
+# Most of a quick test is compilation of what runs once. Here XLA compiles without optimisation (tests/conftest.py);
+# test-slow, which runs the quick tests too, compiles as users do.
+QUICK := NUMPYRO_NDPP_TESTS=quick
+
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
+	$(QUICK) $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
 
 # The other major of ArviZ, which comes with Python 3.12: what depends on it, where that interpreter exists.
 PY312 := $(shell for python in python3.12 "$$(pyenv prefix 3.12 2>/dev/null)/bin/python"; do \
@@ -20,7 +24,7 @@ ifeq ($(PY312),)
 	@echo "no Python 3.12 here: left out"
 else
 	$(MAKE) .venv-py312/.installed-test VENV=.venv-py312 PYTHON=$(PY312)
-	.venv-py312/bin/python -m pytest -m "not slow" -n auto tests/test_diagnostics.py
+	$(QUICK) .venv-py312/bin/python -m pytest -m "not slow" -n auto tests/test_diagnostics.py
 endif
 
 test-slow: $(VENV)/.installed-test

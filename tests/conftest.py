@@ -1,11 +1,17 @@
 """Tests run in 64 bits unless they say otherwise; float32 is asked for by the arrays that a test passes."""
 
+import importlib.metadata
 import os
 from pathlib import Path
 
-# A batch of factorisations is handed to the threads that wait for it: as many at once as there are threads wait
-# forever, which happens on two cores (see docs/numerics.md). Eight threads are enough for what the tests do.
-os.environ.setdefault("NPROC", "8")
+# There is a worker for every core. The threads of the linear algebra would wait for each other, spinning.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+if os.environ.get("NUMPYRO_NDPP_TESTS") == "quick":
+    # What is compiled runs once. `make test-slow` runs the same tests compiled as users have them.
+    flags = ["--xla_backend_optimization_level=0"]
+    if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones do not know it
+        flags.append("--xla_cpu_use_fusion_emitters=false")
+    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
 
 import jax
 import pytest

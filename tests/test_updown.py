@@ -269,7 +269,7 @@ def check_draws(name, k, num_draws, dtype=np.float64, num_steps=None, **settings
 
 @pytest.mark.parametrize("name", table())
 def test_draws_of_one_size(name):
-    check_draws(name, 4, 10_000, num_steps=50)
+    check_draws(name, 4, 4_096, num_steps=50)
 
 
 @pytest.mark.slow
@@ -302,7 +302,7 @@ def test_draws_of_every_size(name):
 
 @pytest.mark.parametrize("name", [pytest.param("skew", marks=pytest.mark.slow), "skew pairs and V"])
 def test_draws_of_varying_size(name):
-    draws = masks(factored(name, num_steps=100).sample(jax.random.key(3), (5_000,)))
+    draws = masks(factored(name, num_steps=100).sample(jax.random.key(3), (4_096,)))
     assert chi_square_p_value(enumerated_law(name), draws) > 1e-4
 
 
@@ -318,7 +318,7 @@ def test_draws_of_like_sizes_are_made_together(dtype, monkeypatch):
     monkeypatch.setattr(updown, "walk_chunk_size", lambda walk, width: 512)
     monkeypatch.setattr(walk_module, "_WIDE", 2)
     jax.clear_caches()
-    draws = masks(factored("ordinary", dtype=dtype).sample(jax.random.key(3), (5_000,)))
+    draws = masks(factored("ordinary", dtype=dtype).sample(jax.random.key(3), (4_096,)))
     jax.clear_caches()
     assert chi_square_p_value(enumerated_law("ordinary"), draws) > 1e-4
 
@@ -329,7 +329,7 @@ def test_uniform_start():
     draws = law.sample(jax.random.key(0), (500,))
     assert jnp.isfinite(law.log_prob(draws)).all()
     assert len(np.unique(np.asarray(draws), axis=0)) > 50
-    check_draws("zero rows", 4, 10_000, num_steps=50, init="uniform")
+    check_draws("zero rows", 4, 4_096, num_steps=50, init="uniform")
 
 
 def test_distinct_items_are_uniform():
