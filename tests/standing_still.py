@@ -23,7 +23,7 @@ def parameters(number: int) -> dict[str, jax.Array]:
 
 def some_baskets() -> jax.Array:
     rng = np.random.default_rng(1)
-    return pad_subsets([rng.choice(N, int(rng.integers(1, WIDTH)), replace=False) for _ in range(100)], N, WIDTH)
+    return pad_subsets([rng.choice(N, int(rng.integers(1, D)), replace=False) for _ in range(100)], N, WIDTH)
 
 
 def model(baskets: jax.Array) -> None:

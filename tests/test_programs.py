@@ -78,8 +78,8 @@ def test_a_first_call_compiles_few_programs():
         law.log_prob(baskets)
     assert len(found) <= 3
     with compilations() as found:
-        law.next_item_log_prob([1, 2])
-    assert len(found) <= 2
+        law.next_item_log_prob(np.array([1, 2]))
+    assert len(found) <= 3
     assert checks <= 20
 
 
@@ -92,10 +92,10 @@ def lines(function, *arguments):
 @pytest.mark.parametrize(
     ("sampler", "k", "of_preparation", "of_draws"),
     [
-        (UpDown(), None, 2800, 2400),
+        (UpDown(), None, 2800, 2800),
         (UpDown(), 10, 1900, 2000),
         (Exact(), None, 700, 2000),
-        (Contour(), 10, 3700, 2500),
+        (Contour(), 10, 4100, 2500),
     ],
 )
 def test_programs_are_short(sampler, k, of_preparation, of_draws):

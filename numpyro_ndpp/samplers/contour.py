@@ -325,8 +325,15 @@ def _condition(factors: Factors, left: Complex, right: Complex, x: Array, slot: 
         by_right = _multiply(R, from_x[page, :, place, :, None])
         return jax.tree.map(jnp.add, total, (by_left, by_right))
 
-    zeros = jax.tree.map(jnp.zeros_like, ((left[0], left[1]), (right[0], right[1])))
-    from_left, from_right = lax.fori_loop(0, slot, add, zeros)
+    if jax.default_backend() == "cpu":
+        zeros = jax.tree.map(jnp.zeros_like, ((left[0], left[1]), (right[0], right[1])))
+        from_left, from_right = lax.fori_loop(0, slot, add, zeros)
+    else:
+        # An accelerator reads all slots in one pass; those that are not in use are zero.
+        by_left = _multiply(jnp.moveaxis(factors.left, 2, 0), jnp.moveaxis(to_x, 1, 0)[:, :, None])
+        by_right = _multiply(jnp.moveaxis(factors.right, 1, 0), jnp.moveaxis(from_x, 1, 0)[..., None])
+        from_left = by_left[0].sum((0, 2)), by_left[1].sum((0, 2))
+        from_right = by_right[0].sum((0, 1)), by_right[1].sum((0, 1))
     left = left[0] - from_left[0], left[1] - from_left[1]
     right = right[0] - from_right[0], right[1] - from_right[1]
     p = matmul(x, left[0]), matmul(x, left[1])

@@ -194,7 +194,9 @@ def descend_to_leaf(tree: Tree, query: Array, uniforms: Array) -> Array:
     carry = jnp.asarray(1), jnp.maximum(mass_of(0), 0.0)
     if tree.depth % 2:
         carry = _choose_half(*carry, mass_of(1), uniforms[0])[:2]
-    return lax.fori_loop(0, tree.depth // 2, two_levels, carry)[0] - len(lefts)
+    if tree.depth > 1:
+        carry = lax.fori_loop(0, tree.depth // 2, two_levels, carry)
+    return carry[0] - len(lefts)
 
 
 def _choose_half(node: Array, mass: Array, left: Array, uniform: Array) -> tuple[Array, Array, Array]:

@@ -281,7 +281,8 @@ class Walk:
         log_ratio += _log_choose(size, num_dropped) - _log_choose(new_size, num_added)
         log_ratio = jnp.where(jnp.equal(num_dropped, num_added), 0.0, log_ratio).astype(self.W.dtype)
         whole = jnp.sort(jnp.append(self.pinned, together))
-        possible = (size >= num_dropped) & (new_size <= width) & (log_sums[num_dropped] > -jnp.inf)
+        possible = (size >= num_dropped) & (new_size <= width)
+        possible &= (log_sums[num_dropped] > -jnp.inf) & (log_sums[num_added] > -jnp.inf)
         possible &= ((num_added < 1) | found_a) & ((num_added < 2) | found_b)
         possible &= log_minor(self.tree.X, self.W, whole) > -jnp.inf
         return jnp.where(possible, together[:width], subset), jnp.where(possible, log_ratio, -jnp.inf)
