@@ -112,8 +112,16 @@ def predictive() -> Callable[[int], object]:
 
 
 ROWS: dict[str, tuple[str, Callable[[], Callable[[int], object]], str]] = {
-    "small": ("`NDPP`, n = 1,000, d = 20, mean 6, walk: 100 draws", lambda: varying(1000, 20, 6, 100, "UpDown"), "5; 0.3"),
-    "walk": ("`NDPP`, n = 10⁴, d = 100, mean 15, walk: 20 draws", lambda: varying(10_000, 100, 15, 20, "UpDown"), "8; 3"),
+    "small": (
+        "`NDPP`, n = 1,000, d = 20, mean 6, walk: 100 draws",
+        lambda: varying(1000, 20, 6, 100, "UpDown"),
+        "5; 0.3",
+    ),
+    "walk": (
+        "`NDPP`, n = 10⁴, d = 100, mean 15, walk: 20 draws",
+        lambda: varying(10_000, 100, 15, 20, "UpDown"),
+        "8; 3",
+    ),
     "exact": ("the same, exact", lambda: varying(10_000, 100, 15, 20, "Exact"), "8; 1"),
     "k-walk": ("`KNDPP`, n = 10⁴, d = 100, k = 10, walk: one draw", lambda: one_size(10_000, 100, 10, "UpDown"), "5"),
     "k-exact": ("the same, exact", lambda: one_size(10_000, 100, 10, "Exact"), "6"),

@@ -605,9 +605,9 @@ class SubsetDistribution(Distribution):
             sampler=self.sampler,
             validate_args=self._validate_args,
         )
-        if concrete and not_jax_tracer(log_scale) and self._validate_args:
-            if not (np.abs(np.asarray(reached) - np.asarray(expected_size)) < 1e-2).all():
-                raise ValueError(f"expected_size is {expected_size}, but this kernel reaches no more than {reached}")
+        is_known = concrete and not_jax_tracer(log_scale) and self._validate_args
+        if is_known and not (np.abs(np.asarray(reached) - np.asarray(expected_size)) < 1e-2).all():
+            raise ValueError(f"expected_size is {expected_size}, but this kernel reaches no more than {reached}")
         return scaled
 
     @compiled("low", "high")

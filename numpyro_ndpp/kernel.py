@@ -249,8 +249,8 @@ def narrowing_widths(width: int, smallest: int, share: float) -> list[int]:
 def _index_of_width(width: int) -> Callable[[Array], Array]:
     """The function that gives the place of the smallest of the widths that holds all the sizes.
 
-    Of a batch it gives one place, for the largest: then the switch over widths stays a switch within vmap, where it would
-    become a computation at every width, and several batches of factorisations at once.
+    Of a batch it gives one place, for the largest: then the switch over widths stays a switch within vmap, where it
+    would become a computation at every width, and several batches of factorisations at once.
     """
 
     widths = narrowing_widths(width, _SMALLEST_WIDTH, _WIDTH_SHARE)

@@ -481,7 +481,7 @@ def _write_checkpoint(path: str | Path, settings: dict[str, Any], state: Any, pr
 
 def _read_checkpoint(path: str | Path, settings: dict[str, Any], shapes: Any) -> tuple[Any, _Progress]:
     structure = jax.tree.structure(shapes)
-    names = [f"state_{i}" for i in range(structure.num_leaves)]
+    names = [f"state_{i}" for i in range(len(jax.tree.leaves(shapes)))]
     arrays, written = read_arrays(path, ("V", "B", "D"))
     for name, value in settings.items():
         if written.get(name) != value:

@@ -72,9 +72,7 @@ def draw_sizes(size_logits: Array, keys: Array) -> Array:
     return jax.vmap(draw)(keys)
 
 
-def by_size(
-    draw: Callable[[Array, Array], Array], chunk: int, number: Array | int, sizes: Array, keys: Array
-) -> Array:
+def by_size(draw: Callable[[Array, Array], Array], chunk: int, number: Array | int, sizes: Array, keys: Array) -> Array:
     """Subsets (s, w) of the sizes (s,), of which the first ``number`` are made, those of like sizes in one chunk."""
     length = len(sizes)
     sizes = jnp.where(jnp.arange(length) < number, sizes, 0)  # what is not asked for takes no time

@@ -90,7 +90,7 @@ class Factors(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """The circle of a stage: R_j and det(I + t_j W C) at J nodes in the upper half. Stages are stacked along a first axis."""
+    """The circle of a stage: R_j and det(I + t_j W C) at J nodes in the upper half. Stages are stacked."""
 
     log_radius: Array
     units: Array  # (d,) of the features, in which R_j has a diagonal of about one
@@ -129,7 +129,7 @@ class ContourState:
     tree: Tree
     C: Array  # (d, d)
     pinned: Array  # (j,) items in every subset: a draw begins with them
-    stages: Stage | None  # stacked; none where nothing is to be drawn
+    stages: Any  # a Stage, stacked; None where nothing is to be drawn
     possible: Array  # whether any subset of the size has a positive probability
     width: int = field(metadata={"static": True})
 
@@ -314,7 +314,7 @@ def _query(stage: Stage, factors: Factors, used: Array | int) -> tuple[Array, Ar
 
 def _condition(factors: Factors, left: Complex, right: Complex, x: Array, slot: Array) -> Factors:
     """The factors given one more item, with x (d,) its part of the basis, R_j x left (d, J) and x R_j right (J, d)."""
-    num_pages, d, _, slots, num_upper = factors.left.shape
+    slots = factors.left.shape[3]
     to_x = matmul(factors.right, x)  # (pages, 2, s, J)
     from_x = jnp.einsum("pdcsj,d->pcsj", factors.left, x, precision="highest")
 
@@ -478,8 +478,8 @@ class Contour:
     """Exact sampler for a fixed size, at a cost that hardly depends on n: one descent of the tree for each item.
 
     After preprocessing of O(n d² + J d³) a draw of k items costs O(J k² d²) in matrix products, plus k descents of O(d²
-    log n), with J nodes on a circle, about 6√k. Draws are independent: no chain, no steps, no rejection. Rounding is the
-    only error, and every draw can be asked how large it is (:meth:`sample_with_info`). Where the size varies, use
+    log n), with J nodes on a circle, about 6√k. Draws are independent: no chain, no steps, no rejection. Rounding is
+    the only error, and every draw can be asked how large it is (:meth:`sample_with_info`). Where the size varies, use
     :class:`Exact`.
 
     :raises ValueError: for a law whose size varies, and for a kernel in another type than float32 and float64.
@@ -539,7 +539,7 @@ class Contour:
         dtype, highs, lows = W.dtype, jnp.asarray(schedule[:, 0]), jnp.asarray(schedule[:, 1])
         poly = pencil(W, C, Pinned.of(tree.X, items))
         solve = partial(solve_log_scale, poly, pinned=len(items) > 0)
-        mean, variance = size_moments(poly, solve(max(width - 0.5, 0.5)))
+        mean, variance = size_moments(poly, solve(jnp.asarray(max(width - 0.5, 0.5), dtype)))
         log_radius = solve(_mean_within_stage(width, int(schedule[0, 1]), mean, variance))
         pilot = _empty_draw(n, width, num_upper, dtype, items)
         key = random.key(0)

@@ -6,26 +6,27 @@ C_U = Σ x_a x_aᵀ,
 
 .. math:: P(\text{no item of } U \text{ is in } S \mid \text{decided}) = \det(I - R\, C_U) .
 
-So one uniform number u finds the block of the next item: the first one at whose end this probability falls below u, which
-is a search over the sums that a tree has. Given that the items E that were passed over are out,
+So one uniform number u finds the block of the next item: the first one at whose end this probability falls below u,
+which is a search over the sums that a tree has. Given that the items E that were passed over are out,
 
 .. math:: R \leftarrow (I - R\, C_E)^{-1} R ,
 
-and within the block, whose items B have the marginal kernel K = X_B R X_Bᵀ, elimination gives the probability that each of
-them is the next: out of the law goes item after item, by K ← K + K_{·j} K_{j·} / (1 - K_jj). Those before the chosen one
-are out and that one is in:
+and within the block, whose items B have the marginal kernel K = X_B R X_Bᵀ, elimination gives the probability that each
+of them is the next: out of the law goes item after item, by K ← K + K_{·j} K_{j·} / (1 - K_jj). Those before the chosen
+one are out and that one is in:
 
 .. math:: R \leftarrow R - R X_B^\top (K - \operatorname{Diag}(1_{\text{out}}))^{-1} X_B R .
 
 All of these are probabilities: real numbers between zero and one, nothing to cancel, whatever the kernel.
 
-*Few determinants.* The probability that nothing is in U is nearly exponential in tr(R C_U), an inner product with a packed
-sum: the search looks first where u should be by that, and corrects the rate by what it finds. About three determinants
-lead to the leaf. A guess never decides anything: an item is in a leaf when the determinants before and behind it say so.
+*Few determinants.* The probability that nothing is in U is nearly exponential in tr(R C_U), an inner product with a
+packed sum: the search looks first where u should be by that, and corrects the rate by what it finds. About three
+determinants lead to the leaf. A guess never decides anything: an item is in a leaf when the determinants before and
+behind it say so.
 
 *Limits on the size.* Draws of the kernel scaled by t have the weights t^{|S|} det L_S. They are made until one has an
-allowed size, and accepted with probability t^{m - |S|}, m the limit that makes this one at the most. With t such that the
-mean size is at that limit, acceptance is as likely as it can be.
+allowed size, and accepted with probability t^{m - |S|}, m the limit that makes this one at the most. With t such that
+the mean size is at that limit, acceptance is as likely as it can be.
 
 Reference: this project's documentation, "Theory". To our knowledge the method is new.
 """
@@ -151,7 +152,7 @@ def _find_leaf(state: LeapState, draw: _Draw, u: Array) -> _Search:
         return leaf, total, trace - left
 
     def look(search: _Search) -> _Search:
-        """The probability that nothing comes before the place where it should be u, were it exponential in the trace."""
+        """The probability that nothing comes before a place: where it would be u, were it exponential in the trace."""
         wanted = jnp.log(search.none / u) / search.slope
         leaf, total, trace = stretch(search, wanted)
         none = _determinant(identity - matmul(draw.R, unpack(total, d)))
@@ -199,7 +200,7 @@ def _first_of(K: Array, magnitudes: Array) -> Array:
 
 def _leap(state: LeapState, draw: _Draw, uniforms: Array) -> _Draw:
     """The next item, by two uniform numbers."""
-    n, d = state.X.shape
+    d = state.X.shape[1]
     size, num_leaves, dtype = state.leaf_size, len(state.nodes) // 2, state.X.dtype
     search = _find_leaf(state, draw, uniforms[0])
     found = search.leaf < num_leaves

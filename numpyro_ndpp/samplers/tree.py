@@ -40,8 +40,9 @@ _ALIGNMENT = 8
 class Tree:
     """Sums of x_a x_aᵀ over halves, quarters, ... of the items, and the features that they are sums of.
 
-    Nodes are numbered as in a heap: the root is 1, the children of v are 2v and 2v + 1. Row v of ``lefts`` (leaves, p) is
-    the packed sum over the left half of node v, row 0 that over all items. Leaf j holds the items j·b .. (j+1)·b - 1.
+    Nodes are numbered as in a heap: the root is 1, the children of v are 2v and 2v + 1. Row v of ``lefts`` (leaves, p)
+    is the packed sum over the left half of node v, row 0 that over all items. Leaf j holds the items j·b ..
+    (j+1)·b - 1.
     """
 
     X: Array
@@ -89,7 +90,7 @@ def pack(S: Array) -> Array:
 
 @functools.cache
 def _places(d: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the entries of a packed triangle (p,) stand in the matrix, and those of the matrix (d, d) in the triangle."""
+    """Where the entries of a packed triangle (p,) stand in the matrix, and those of the matrix (d, d) in it."""
     half = -(-d // 2)
     column = np.arange(half + 1)
     row = np.arange(half)[:, None]

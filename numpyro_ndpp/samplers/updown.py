@@ -64,7 +64,7 @@ def _chains(walk: Walk, sizes: Array | None, keys: Array) -> Array:
     def start(size: Array, key: Array) -> tuple[ChainState, Array]:
         items = walk.starts if is_fixed else walk.starts[size]
         possible = jnp.sum(items < n) == size
-        if not is_fixed:
+        if walk.size_logits is not None:
             possible &= walk.size_logits[size] > -jnp.inf  # none of the allowed sizes may be possible
         if settings.init == "uniform":
             items = walk.uniform_start(random.fold_in(key, _OF_THE_START), size, items)

@@ -340,8 +340,8 @@ class Walk:
         b, found_b = self._draw(second, uniforms[1], jnp.append(members, a))
         return _Pair(jnp.stack([a, b]), (found_a | ~is_pair) & found_b, jnp.asarray(0))
 
-    # In float64 queries stay in factors, which spares products of d³. Their terms are as large as the kernel, though, and
-    # where A takes most of that away, float32 has no digits left: there W′ is formed first.
+    # In float64 queries stay in factors, which spares products of d³. Their terms are as large as the kernel, though,
+    # and where A takes most of that away, float32 has no digits left: there W′ is formed first.
 
     def _first_query(self, state: ChainState, bordered: _Bordered, primed: "_Primed | None") -> "_Query | Array":
         """M, the query for the first item of a pair."""
