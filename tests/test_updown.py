@@ -316,7 +316,7 @@ def test_draws_of_limited_size():
 def test_draws_of_like_sizes_are_made_together(dtype, monkeypatch):
     """A few at a time; and where there is room for many more items than there are, at the cost of those that are."""
     monkeypatch.setattr(updown, "walk_chunk_size", lambda walk, width: 512)
-    monkeypatch.setattr(walk_module, "_WIDE", 2)
+    monkeypatch.setattr(walk_module, "WIDE", 2)
     jax.clear_caches()
     draws = masks(factored("ordinary", dtype=dtype).sample(jax.random.key(3), (4_096,)))
     jax.clear_caches()

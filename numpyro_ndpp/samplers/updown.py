@@ -26,7 +26,7 @@ from numpyro_ndpp.samplers.tree import (
     pack_query,
     symmetric_part,
 )
-from numpyro_ndpp.samplers.walk import ChainState, Forms, Walk, item_scale
+from numpyro_ndpp.samplers.walk import WIDE, ChainState, Forms, Walk, item_scale
 
 UPS = ("direct", "rejection", "naive")
 INITS = ("greedy", "uniform")
@@ -194,4 +194,6 @@ class UpDown:
         chunk = walk_chunk_size(walk, walk.width)
         if walk.size_logits is None:
             return in_chunks(partial(_chains, walk, None), chunk, number, keys)
+        if walk.width > WIDE and jax.default_backend() == "cpu":
+            chunk = 1  # alone, a chain costs its own size at every step; beside others that of the largest
         return by_size(partial(_chains, walk), chunk, number, draw_sizes(walk.size_logits, keys), keys)

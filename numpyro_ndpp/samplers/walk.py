@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 # Proposals before the rejection operator hands over to the direct one.
 _MAX_PROPOSALS = 1000
 # Where the size varies and there is room for more items than this, a step costs its size and not the room.
-_WIDE = 32
+WIDE = 32
 
 dot = partial(jnp.dot, precision="highest")
 
@@ -313,7 +313,7 @@ class Walk:
         :param num_used: all slots from there on are empty. Where the size varies, the cost is by that, not by w.
         """
         width, dtype = len(kept), self.W.dtype
-        used = num_used if self.size_logits is not None and width > _WIDE else None
+        used = num_used if self.size_logits is not None and width > WIDE else None
         scale = jnp.where(kept, self.item_scale.at[state.subset].get(mode="fill", fill_value=0), 0.0)
         # Directions spread evenly, in random order: no two items share one, no vector is orthogonal to all for long.
         angle = math.pi * jnp.sum(uniforms[:, None] > uniforms, axis=1, dtype=dtype) / width
