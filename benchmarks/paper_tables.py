@@ -22,7 +22,7 @@ from samplers import draw_time, prepared, seconds_in_words
 from tables import machine, write_table
 from updown import step_time
 
-from numpyro_ndpp import NDPP, Cholesky, Contour, Rejection, UpDown
+from numpyro_ndpp import NDPP, Cholesky, Exact, Rejection, UpDown
 from numpyro_ndpp.learning import Fit
 
 # A draw of more proposals is not waited for.
@@ -81,7 +81,7 @@ def table(path: Path, num_timed: int, most_proposals: int) -> list[str]:
         for up, name in (("rejection", "MCMC, published walk"), ("direct", "MCMC, direct")):
             cells = walk_cells(law, steps[0], up, steps[1], num_timed)
             rows.append((name, *cells, published[2] if up == "rejection" else ""))
-        rows.append(("exact, contour", *exact_cells(Contour(), law, low, high, 4), ""))
+        rows.append(("exact", *exact_cells(Exact(), law, low, high, 4), ""))
         size = "any size" if k is None else f"{k} items"
         lines += [f"| {size} | {' | '.join(row)} |" for row in rows]
         print("\n".join(lines[-len(rows) :]), flush=True)

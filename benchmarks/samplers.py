@@ -32,13 +32,13 @@ from jax import random
 from tables import machine, write_table
 from updown import duration, kernel
 
-from numpyro_ndpp import NDPP, Cholesky, Contour, Rejection, UpDown
+from numpyro_ndpp import NDPP, Cholesky, Contour, Exact, Rejection, UpDown
 
 MEAN_SIZE = 15
 # Beyond these a draw is not waited for.
 MOST_PROPOSALS = 300
 MOST_ITEMS_IN_A_SWEEP = 10_000
-NAMES = {UpDown: "up-down", Contour: "contour", Cholesky: "linear time", Rejection: "rejection"}
+NAMES = {UpDown: "up-down", Exact: "exact", Cholesky: "linear time", Rejection: "rejection"}
 EXACT = {"up-down": "no", "contour": "yes", "linear time": "yes", "rejection": "yes"}
 
 
@@ -69,7 +69,7 @@ def run_case(n: int, d: int, k: int | None, dtype: type) -> list[dict]:
         X, W = law.X, law.W
     low, high = (0, min(n, d)) if k is None else (k, k)
     rows = []
-    for sampler in (UpDown(), Contour(), Cholesky(), Rejection()):
+    for sampler in (UpDown(), Exact(), Cholesky(), Rejection()):
         name = NAMES[type(sampler)]
         small_X, scale = X, 1.0
         if name == "linear time" and n > MOST_ITEMS_IN_A_SWEEP:

@@ -95,7 +95,7 @@ def lines(function, *arguments):
         (UpDown(), None, 2800, 2800),
         (UpDown(), 10, 1900, 2000),
         (Exact(), None, 700, 2000),
-        (Contour(), 10, 4100, 2500),
+        (Contour(), 10, 4400, 2600),
     ],
 )
 def test_programs_are_short(sampler, k, of_preparation, of_draws):

@@ -315,25 +315,23 @@ def _query(stage: Stage, factors: Factors, used: Array | int) -> tuple[Array, Ar
 def _condition(factors: Factors, left: Complex, right: Complex, x: Array, slot: Array) -> Factors:
     """The factors given one more item, with x (d,) its part of the basis, R_j x left (d, J) and x R_j right (J, d)."""
     slots = factors.left.shape[3]
-    to_x = matmul(factors.right, x)  # (pages, 2, s, J)
-    from_x = jnp.einsum("pdcsj,d->pcsj", factors.left, x, precision="highest")
 
-    def add(before: Array, total: tuple[Complex, Complex]) -> tuple[Complex, Complex]:
-        page, place = before // slots, before % slots
-        L, R = factors.left[page, :, :, place], factors.right[page, :, place]  # (d, 2, J), (2, J, d)
-        by_left = _multiply((L[:, 0], L[:, 1]), to_x[page, :, place])
-        by_right = _multiply(R, from_x[page, :, place, :, None])
-        return jax.tree.map(jnp.add, total, (by_left, by_right))
+    def of_page(L: Array, R: Array) -> tuple[Complex, Complex]:
+        to_x = matmul(R, x)  # (2, s, J)
+        from_x = jnp.einsum("dcsj,d->csj", L, x, precision="highest")
+        if jax.default_backend() != "cpu":  # which sums while it reads
+            by_left, by_right = _multiply((L[:, 0], L[:, 1]), to_x), _multiply(R, from_x[..., None])
+            return (by_left[0].sum(1), by_left[1].sum(1)), (by_right[0].sum(0), by_right[1].sum(0))
 
-    if jax.default_backend() == "cpu":
+        def add(place: Array, total: tuple[Complex, Complex]) -> tuple[Complex, Complex]:
+            by_left = _multiply((L[:, 0, place], L[:, 1, place]), to_x[:, place])
+            by_right = _multiply(R[:, place], from_x[:, place, :, None])
+            return jax.tree.map(jnp.add, total, (by_left, by_right))
+
         zeros = jax.tree.map(jnp.zeros_like, ((left[0], left[1]), (right[0], right[1])))
-        from_left, from_right = lax.fori_loop(0, slot, add, zeros)
-    else:
-        # An accelerator reads all slots in one pass; those that are not in use are zero.
-        by_left = _multiply(jnp.moveaxis(factors.left, 2, 0), jnp.moveaxis(to_x, 1, 0)[:, :, None])
-        by_right = _multiply(jnp.moveaxis(factors.right, 1, 0), jnp.moveaxis(from_x, 1, 0)[..., None])
-        from_left = by_left[0].sum((0, 2)), by_left[1].sum((0, 2))
-        from_right = by_right[0].sum((0, 1)), by_right[1].sum((0, 1))
+        return lax.fori_loop(0, slots, add, zeros)
+
+    from_left, from_right = _sum_over_pages(factors, slot, of_page)
     left = left[0] - from_left[0], left[1] - from_left[1]
     right = right[0] - from_right[0], right[1] - from_right[1]
     p = matmul(x, left[0]), matmul(x, left[1])
