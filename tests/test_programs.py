@@ -38,7 +38,7 @@ def compilations():
 
 @pytest.mark.parametrize("name", LAWS)
 def test_one_key_one_draw(name):
-    """Eager, under jit, within vmap over keys, prepared or not, among more draws, and in a batch of kernels."""
+    """Eager, under jit, within vmap over keys, prepared or not, and among more draws."""
     X, W = factors("ordinary")
     law, key = LAWS[name](X, W), jax.random.key(3)
     draws = np.asarray(law.sample(key, (6,)))
