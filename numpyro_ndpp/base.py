@@ -31,6 +31,7 @@ from numpyro_ndpp import polynomials
 from numpyro_ndpp.constraints import positive_semidefinite_part, subset
 from numpyro_ndpp.greedy import exchange, greedy_given, greedy_map
 from numpyro_ndpp.kernel import Pinned, gram, log_minors, log_next_minors, marginal_matrix, quadratic_forms
+from numpyro_ndpp.programs import is_tracing, program
 from numpyro_ndpp.samplers import batching
 from numpyro_ndpp.subsets import check_items, items_of_mask, to_multihot
 
@@ -69,11 +70,6 @@ def floating(*arrays: ArrayLike) -> tuple[Array, ...]:
         return tuple(array.astype(dtype) for array in converted)
 
 
-def is_tracing() -> bool:
-    """Whether JAX is tracing a function here: then even a constant is no number yet."""
-    return not not_jax_tracer(jnp.zeros(()))
-
-
 def compiled(*static: str) -> Callable[[Callable], Callable]:
     """A method of a law as one program, by the names of its static arguments; inside what JAX traces, as it stands.
 
@@ -81,13 +77,13 @@ def compiled(*static: str) -> Callable[[Callable], Callable]:
     """
 
     def decorate(method: Callable) -> Callable:
-        program = jax.jit(method, static_argnames=static)
+        compiled_method = program("often", static_argnames=static)(method)
 
         @functools.wraps(method)
         def call(self: "SubsetDistribution", *arguments: Any, **settings: Any) -> Any:
             if is_tracing():
                 return method(self, *arguments, **settings)
-            return program(self._bare(), *arguments, **settings)
+            return compiled_method(self._bare(), *arguments, **settings)
 
         return call
 
@@ -98,7 +94,6 @@ def _broadcast_to(array: Array, shape: Shape) -> Array:
     return array if array.shape == shape else jnp.broadcast_to(array, shape)
 
 
-@partial(jax.jit, static_argnums=(0, 4, 5, 6))
 def _prepare(sampler: Any, X: Array, W: Array, pinned: Array, min_size: int, max_size: int, width: int) -> Any:
     """What the sampler prepares for kernels X (..., n, d), W (..., d, d) and pinned items (..., j)."""
 
@@ -109,6 +104,10 @@ def _prepare(sampler: Any, X: Array, W: Array, pinned: Array, min_size: int, max
     for _ in X.shape[:-2]:
         prepare = jax.vmap(prepare)
     return prepare(X, W, pinned)
+
+
+# A law is prepared once. What it is given, and what a batch of kernels holds, may be others at every call.
+_prepare_one, _prepare_many = (program(runs, static_argnums=(0, 4, 5, 6))(_prepare) for runs in ("once", "often"))
 
 
 def _log_sum(W: Array, C: Array, pinned: Pinned, sizes: tuple[int, int], rank: int, num_certain: int) -> Array:
@@ -212,7 +211,8 @@ class SubsetDistribution(Distribution):
         pinned = _broadcast_to(self._pinned, self.batch_shape + self._pinned.shape[-1:])
         # A draw has no derivative, and what leads to it need not carry one along.
         X, W = lax.stop_gradient((X, W))
-        return _prepare(self.sampler, X, W, pinned, *self._whole_sizes, self.max_size)
+        prepare = _prepare_many if self.batch_shape or pinned.size else _prepare_one
+        return prepare(self.sampler, X, W, pinned, *self._whole_sizes, self.max_size)
 
     def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
         """Draws of shape ``sample_shape + batch_shape + event_shape``, int32, by the distribution's ``sampler``.

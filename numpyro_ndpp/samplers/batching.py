@@ -6,7 +6,6 @@ made. A draw is a function of its key alone, not of how many others are made bes
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -14,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax, random
 from numpyro.util import not_jax_tracer
+
+from numpyro_ndpp.programs import program
 
 # What the draws side by side take together: within a cache, or as many as fill an accelerator.
 _CHUNK_BYTES = {"cpu": 16 * 2**20}
@@ -81,7 +82,7 @@ def by_size(draw: Callable[[Array, Array], Array], chunk: int, number: Array | i
     return jnp.zeros_like(drawn).at[order].set(drawn, unique_indices=True)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@program("often", static_argnums=(0, 1, 2))
 def _sample(sampler: Any, length: int, num_kernels: int | None, states: Any, key: Array, number: Array) -> Array:
     """Subsets (length, w) of one kernel, or (kernels, length, w)."""
     if num_kernels is None:
