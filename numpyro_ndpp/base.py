@@ -28,7 +28,7 @@ from numpyro.distributions.util import lazy_property, validate_sample
 from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp import polynomials
-from numpyro_ndpp.constraints import positive_semidefinite_part, subset
+from numpyro_ndpp.constraints import finite_matrix, positive_semidefinite_part, subset
 from numpyro_ndpp.greedy import exchange, greedy_given, greedy_map
 from numpyro_ndpp.kernel import Pinned, gram, log_minors, log_next_minors, marginal_matrix, quadratic_forms
 from numpyro_ndpp.programs import is_tracing, program
@@ -649,7 +649,7 @@ class Conditioned(SubsetDistribution):
     """
 
     arg_constraints: ClassVar[dict[str, Any]] = {
-        "X": constraints.real_matrix,
+        "X": finite_matrix,
         "W": positive_semidefinite_part,
         "include": constraints.independent(constraints.nonnegative_integer, 1),
     }

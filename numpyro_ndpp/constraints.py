@@ -1,4 +1,4 @@
-"""The supports of subset distributions, and the constraint on a kernel's inner matrix, as NumPyro constraints."""
+"""The supports of subset distributions, and the constraints on a kernel's matrices, as NumPyro constraints."""
 
 from typing import Any
 
@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from numpyro.distributions.constraints import Constraint, ParameterFreeConstraint
+from numpyro.distributions.constraints import Constraint, ParameterFreeConstraint, real_matrix
+from numpyro.distributions.transforms import Transform, biject_to
 from numpyro.distributions.util import array_equiv
 from numpyro.util import not_jax_tracer
 
-__all__ = ["positive_semidefinite_part", "subset"]
+__all__ = ["finite_matrix", "positive_semidefinite_part", "subset"]
 
 
 def _namespace(x: Any) -> Any:
@@ -86,5 +87,36 @@ class _PositiveSemidefinitePart(ParameterFreeConstraint):
         return "PositiveSemidefinitePart()"
 
 
+class _FiniteMatrix(ParameterFreeConstraint):
+    """Real matrices without infinities and NaN."""
+
+    event_dim = 2
+
+    def __call__(self, x: Any) -> ArrayLike:
+        on_cpu = not_jax_tracer(x) and _is_on_cpu(x)
+        return np.isfinite(np.asarray(x)).all(axis=(-2, -1)) if on_cpu else _is_finite(x)
+
+    def feasible_like(self, prototype: ArrayLike) -> jax.Array:
+        return jnp.zeros_like(prototype)
+
+    def __repr__(self) -> str:
+        return "FiniteMatrix()"
+
+
+def _is_on_cpu(x: Any) -> bool:
+    return not isinstance(x, jax.Array) or {device.platform for device in x.devices()} == {"cpu"}
+
+
+@jax.jit
+def _is_finite(x: jax.Array) -> jax.Array:
+    return jnp.isfinite(x).all(axis=(-2, -1))
+
+
+@biject_to.register(_FiniteMatrix)
+def _(constraint: _FiniteMatrix) -> Transform:
+    return biject_to(real_matrix)
+
+
 subset = _Subset
+finite_matrix = _FiniteMatrix()
 positive_semidefinite_part = _PositiveSemidefinitePart()

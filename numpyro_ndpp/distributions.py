@@ -11,12 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import ArrayLike
-from numpyro.distributions import constraints
 from numpyro.distributions.batch_util import vmap_over
 from numpyro.distributions.util import lazy_property
 
 from numpyro_ndpp.base import Shape, SubsetDistribution, check_sampler, floating, static_int, vmap_over_parameters
-from numpyro_ndpp.constraints import positive_semidefinite_part
+from numpyro_ndpp.constraints import finite_matrix, positive_semidefinite_part
 from numpyro_ndpp.kernel import inner_matrix
 from numpyro_ndpp.samplers import UpDown
 
@@ -96,9 +95,9 @@ class _Parts(SubsetDistribution):
     """Kernels given by V, B and D."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {
-        "V": constraints.real_matrix,
-        "B": constraints.real_matrix,
-        "D": constraints.real_matrix,
+        "V": finite_matrix,
+        "B": finite_matrix,
+        "D": finite_matrix,
     }
     V: Any
     B: Any
@@ -135,7 +134,7 @@ class _Parts(SubsetDistribution):
 class _Factors(SubsetDistribution):
     """Kernels given by X and W."""
 
-    arg_constraints: ClassVar[dict[str, Any]] = {"X": constraints.real_matrix, "W": positive_semidefinite_part}
+    arg_constraints: ClassVar[dict[str, Any]] = {"X": finite_matrix, "W": positive_semidefinite_part}
 
     def _scaled_ndpp(self, root: Array, **settings: Any) -> "FactorNDPP":
         return FactorNDPP(self.X * root, self.W, **settings)

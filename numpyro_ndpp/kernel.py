@@ -8,7 +8,6 @@ Reference: Gartrell, Han, Dohmatob, Gillenwater and Brunel (2021), *Scalable lea
 nonsymmetric determinantal point processes*, ICLR.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +20,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from numpyro_ndpp.linalg import Factorized, adjugate, column_lengths, determinant, factorize, inverse_transposed, matmul
 from numpyro_ndpp.rows import take_rows
+from numpyro_ndpp.widths import at_own_width, narrowing_widths
 
 # The rows of a chunk of subsets are gathered at once, and again in the backward pass. A CPU is fastest where they fit
 # into its cache, an accelerator where there are many of them.
@@ -237,39 +237,8 @@ def _factorize_minor(rows: Array, bk: Array, size: Array) -> Factorized:
     return factorize(minor, *(jnp.where(length > 0, length, 1.0) for length in lengths))
 
 
-def narrowing_widths(width: int, smallest: int, share: float) -> list[int]:
-    """Widths at which subsets of like sizes are put together, increasing, each about that share of the next."""
-    widths = [width]
-    while widths[0] > smallest:
-        widths.insert(0, math.ceil(share * widths[0]))
-    return widths
-
-
-@functools.cache
-def _index_of_width(width: int) -> Callable[[Array], Array]:
-    """The function that gives the place of the smallest of the widths that holds all the sizes.
-
-    Of a batch it gives one place, for the largest: then the switch over widths stays a switch within vmap, where it
-    would become a computation at every width, and several batches of factorisations at once.
-    """
-
-    widths = narrowing_widths(width, _SMALLEST_WIDTH, _WIDTH_SHARE)
-
-    @jax.custom_batching.custom_vmap
-    def index(sizes: Array) -> Array:
-        return jnp.searchsorted(jnp.array(widths), jnp.max(sizes))
-
-    @index.def_vmap
-    def _(axis_size: int, in_batched: list[bool], sizes: Array) -> tuple[Array, bool]:
-        return index(jnp.max(sizes, axis=0)), False
-
-    return index
-
-
-def _at_own_width(function: Callable[[int], Callable], width: int, sizes: Array, *operands: Array) -> Array:
-    """``function(w)(*operands)`` for the smallest of the widths that holds all the sizes."""
-    widths = narrowing_widths(width, _SMALLEST_WIDTH, _WIDTH_SHARE)
-    return lax.switch(_index_of_width(width)(sizes), [function(w) for w in widths], *operands)
+def _widths(width: int) -> tuple[int, ...]:
+    return narrowing_widths(width, _SMALLEST_WIDTH, _WIDTH_SHARE)
 
 
 @jax.custom_jvp
@@ -282,7 +251,7 @@ def _group_log_minors(rows: Array, bk: Array, sizes: Array) -> Array:
 
         return log_minors
 
-    return _at_own_width(at_width, rows.shape[1], sizes, rows, bk)
+    return at_own_width(at_width, _widths(rows.shape[1]), sizes, rows, bk)
 
 
 @_group_log_minors.defjvp
@@ -316,9 +285,9 @@ def _group_log_minors_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...
 
         return slope
 
-    values, inverses = _at_own_width(inverse_at_width, width, sizes, rows, bk)
+    values, inverses = at_own_width(inverse_at_width, _widths(width), sizes, rows, bk)
     inverses = checkpoint_name(inverses, "inverses")
-    slope = jax.checkpoint(partial(_at_own_width, slope_at_width, width, sizes))
+    slope = jax.checkpoint(partial(at_own_width, slope_at_width, _widths(width), sizes))
     return values, slope(inverses, rows, bk, *tangents[:2])
 
 

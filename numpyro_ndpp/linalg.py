@@ -8,8 +8,6 @@ from jax import Array, lax
 
 # On a GPU a float32 product is done in TF32 (ten bits of mantissa) unless told otherwise.
 matmul = partial(jnp.matmul, precision="highest")
-# Products whose extent varies are done in pages of so many rows or columns.
-_PAGE = 16
 # A power of two, so small that nothing multiplied by it is a pivot.
 _TINY = 2.0**-40
 
@@ -59,57 +57,6 @@ def inverse_transposed(factors: Factorized) -> Array:
     )
     inverse = lax.linalg.triangular_solve(lu, half, left_side=True, lower=False)
     return jnp.where(positive, inverse.T / (factors.row_scale[:, None] * factors.column_scale), 0.0)
-
-
-def matmul_rows(A: Array, B: Array, num_rows: Array | None) -> Array:
-    """A B, of which only the first ``num_rows`` rows are wanted, page by page; None: all of them, at once."""
-    if num_rows is None:
-        return matmul(A, B)
-
-    def fill(page: Array, product: Array) -> Array:
-        rows = matmul(lax.dynamic_slice_in_dim(A, page * _PAGE, _PAGE), B)
-        return lax.dynamic_update_slice_in_dim(product, rows, page * _PAGE, 0)
-
-    num_pages, m = (num_rows + _PAGE - 1) // _PAGE, len(A)
-    A = jnp.pad(A, ((0, -m % _PAGE), (0, 0)))
-    return lax.fori_loop(0, num_pages, fill, jnp.zeros((len(A), B.shape[1]), A.dtype))[:m]
-
-
-def matmul_inner(A: Array, B: Array, num_terms: Array | None) -> Array:
-    """A B, whose sums have ``num_terms`` terms that are not zero, page by page; None: all of them, at once."""
-    if num_terms is None:
-        return matmul(A, B)
-
-    def add(page: Array, product: Array) -> Array:
-        columns = lax.dynamic_slice_in_dim(A, page * _PAGE, _PAGE, axis=1)
-        return product + matmul(columns, lax.dynamic_slice_in_dim(B, page * _PAGE, _PAGE))
-
-    num_pages, m = (num_terms + _PAGE - 1) // _PAGE, len(B)
-    A, B = jnp.pad(A, ((0, 0), (0, -m % _PAGE))), jnp.pad(B, ((0, -m % _PAGE), (0, 0)))
-    return lax.fori_loop(0, num_pages, add, jnp.zeros((len(A), B.shape[1]), A.dtype))
-
-
-def inverse_of_leading(A: Array, size: Array | None) -> Array:
-    """A⁻¹ of a matrix (m, m) that is the identity beyond its first ``size`` rows and columns; None: of any matrix.
-
-    Elimination by Gauss and Jordan with pivots from the column, a step for each of the first rows.
-    """
-    if size is None:
-        return jnp.linalg.inv(A)
-    place = jnp.arange(len(A))
-
-    def eliminate(k: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        A, order = carry
-        best = jnp.argmax(jnp.where(place >= k, jnp.abs(A[:, k]), -1.0))
-        upper, order_of_best = A[best], order[best]
-        A, order = A.at[best].set(A[k]), order.at[best].set(order[k]).at[k].set(order_of_best)
-        row = jnp.where(place == k, 1.0, upper) / upper[k]
-        column = jnp.where(place == k, 0.0, A[:, k])
-        A = jnp.where(place == k, 0.0, A) - column[:, None] * row
-        return A.at[k].set(row), order
-
-    A, order = lax.fori_loop(0, size, eliminate, (A, place))
-    return jnp.zeros_like(A).at[:, order].set(A, unique_indices=True)
 
 
 def right_divide(B: Array, A: Array) -> Array:

@@ -22,8 +22,8 @@ from jax.typing import ArrayLike
 from numpyro.distributions import Distribution
 
 from numpyro_ndpp.base import SubsetDistribution
-from numpyro_ndpp.kernel import narrowing_widths
 from numpyro_ndpp.subsets import Subsets, as_padded, pad_subsets, to_multihot
+from numpyro_ndpp.widths import narrowing_widths
 
 __all__ = ["Estimate", "mean_log_likelihood", "mean_percentile_rank", "subset_auc"]
 

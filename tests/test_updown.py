@@ -435,7 +435,7 @@ def test_concrete_parameters_are_prepared_once(monkeypatch):
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(UpDown, "prepare", counted)
-    base._prepare.clear_cache()
+    jax.clear_caches()
     jax.jit(lambda key: law.sample(key))(jax.random.key(3))
     for seed in range(3):
         law.sample(jax.random.key(seed))

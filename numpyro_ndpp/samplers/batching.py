@@ -28,10 +28,10 @@ def chunk_size(bytes_per_draw: int) -> int:
     return max(1, _CHUNK_BYTES.get(jax.default_backend(), _CHUNK_BYTES_ELSEWHERE) // bytes_per_draw)
 
 
-def side_by_side(draw: Callable[..., Any], *arguments: Array) -> Any:
+def side_by_side(draw: Callable[..., Any], *arguments: Any) -> Any:
     """``draw`` over the leading axis of its arguments."""
     if len(arguments[0]) == 1:
-        return jax.tree.map(lambda array: array[None], draw(*(array[0] for array in arguments)))
+        return jax.tree.map(lambda array: array[None], draw(*jax.tree.map(lambda array: array[0], arguments)))
     return jax.vmap(draw)(*arguments)
 
 

@@ -536,9 +536,13 @@ class Contour:
         n, d = tree.X.shape
         dtype, highs, lows = W.dtype, jnp.asarray(schedule[:, 0]), jnp.asarray(schedule[:, 1])
         poly = pencil(W, C, Pinned.of(tree.X, items))
-        solve = partial(solve_log_scale, poly, pinned=len(items) > 0)
-        mean, variance = size_moments(poly, solve(jnp.asarray(max(width - 0.5, 0.5), dtype)))
-        log_radius = solve(_mean_within_stage(width, int(schedule[0, 1]), mean, variance))
+
+        def solve(_: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            log_radius = solve_log_scale(poly, carry[0], pinned=len(items) > 0)
+            return _mean_within_stage(width, int(schedule[0, 1]), *size_moments(poly, log_radius)), log_radius
+
+        start = jnp.asarray(max(width - 0.5, 0.5), dtype), jnp.zeros((), dtype)
+        _, log_radius = lax.fori_loop(0, 2, solve, start)  # the mean to aim at depends on the variance
         pilot = _empty_draw(n, width, num_upper, dtype, items)
         key = random.key(0)
 

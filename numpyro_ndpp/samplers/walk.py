@@ -35,24 +35,17 @@ processes*, ICML, Algorithms 1, 2 and 4.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 
 from numpyro_ndpp.kernel import BORDER, log_minor, log_minors
-from numpyro_ndpp.linalg import (
-    adjugate,
-    determinant,
-    inverse_of_leading,
-    matmul,
-    matmul_inner,
-    matmul_rows,
-    thin_product,
-)
+from numpyro_ndpp.linalg import adjugate, determinant, matmul, right_divide, thin_product
 from numpyro_ndpp.samplers.proposal import decompose, draw_k_dpp, log_esp_table, youla_symmetrization
 from numpyro_ndpp.samplers.tree import (
     Tree,
@@ -64,6 +57,8 @@ from numpyro_ndpp.samplers.tree import (
     symmetric_part,
 )
 
+from numpyro_ndpp.widths import at_own_width, narrowing_widths
+
 if TYPE_CHECKING:
     from numpyro_ndpp.samplers.updown import UpDown
 
@@ -71,6 +66,7 @@ if TYPE_CHECKING:
 _MAX_PROPOSALS = 1000
 # Where the size varies and there is room for more items than this, a step costs its size and not the room.
 WIDE = 32
+_WIDTH_SHARE = 0.4
 
 dot = partial(jnp.dot, precision="highest")
 
@@ -102,7 +98,7 @@ class _Bordered(NamedTuple):
     from_left: Array  # (w, 2) N G, so that q = W X_Aᵀ N G
     from_right: Array  # (w, 2) Nᵀ G
     E: Array  # (2, 2)
-    used: Array | None  # slots in use, where that is worth knowing
+    num_used: Array  # all slots from there on are empty
 
 
 class _Primed(NamedTuple):
@@ -192,15 +188,21 @@ class Walk:
 
         O(k d² + d² log n) for the direct operator, and d³ in float32. Each step leaves the law of the walk as it is.
         """
+        return self.step_by(random.uniform(key, (self.num_uniforms,), self.W.dtype), key, state, active)
+
+    @property
+    def num_uniforms(self) -> int:
+        """How many uniform numbers a step takes."""
+        return 2 + len(self.pinned) + self.width + 2 * self.tree.num_decisions
+
+    def step_by(
+        self, uniforms: Array, key: Array, state: ChainState, active: Array | bool = True
+    ) -> tuple[ChainState, StepInfo]:
+        """:meth:`step` by uniform numbers (num_uniforms,); the key is for operators that need more than these."""
         n, width, first = len(self.tree.X), len(state.subset), len(self.pinned)
         if width == first:
             return state, StepInfo(jnp.asarray(0), jnp.asarray(False))
-        up_key = None
-        if self.settings.up != "direct":
-            key, up_key = random.split(key)
         decisions = self.tree.num_decisions
-        # All the random numbers of a step at once: each call of the generator is a program to compile.
-        uniforms = random.uniform(key, (2 + width + 2 * decisions,), self.W.dtype)
         two, spread, down = uniforms[:2], uniforms[2 : 2 + width], uniforms[2 + width :].reshape(2, decisions)
         size = jnp.sum(state.subset[first:] < n)
         i, j = self._two_slots(two, size)
@@ -209,9 +211,9 @@ class Walk:
 
         bordered = self._border(state, kept, spread, first + size)
         pair = self._direct(down, state, bordered, size >= 2)
-        if up_key is not None:
+        if self.settings.up != "direct":
             up = {"rejection": self._rejection, "naive": self._naive}[self.settings.up]
-            of_two = up(up_key, state, bordered, pair)
+            of_two = up(random.fold_in(key, 0), state, bordered, pair)
             pair = jax.tree.map(lambda one, two: jnp.where(size >= 2, two, one), pair, of_two)
 
         # Rounding may have led the draw astray, to where there is no mass: then the chain stays.
@@ -313,23 +315,32 @@ class Walk:
         :param num_used: all slots from there on are empty. Where the size varies, the cost is by that, not by w.
         """
         width, dtype = len(kept), self.W.dtype
-        used = num_used if self.size_logits is not None and width > WIDE else None
         scale = jnp.where(kept, self.item_scale.at[state.subset].get(mode="fill", fill_value=0), 0.0)
         # Directions spread evenly, in random order: no two items share one, no vector is orthogonal to all for long.
         angle = math.pi * jnp.sum(uniforms[:, None] > uniforms, axis=1, dtype=dtype) / width
         G = BORDER * jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1) * kept[:, None]
-        L = matmul_rows(state.right[0], self._features(state.subset).T, used)
-        regular = L * scale[:, None] * scale + thin_product(G, G.T) + jnp.diag((~kept).astype(dtype))
-        inverse = inverse_of_leading(regular, used)
-        from_left = matmul(inverse, G)
-        return _Bordered(
-            members=jnp.where(kept, state.subset, len(self.tree.X)),
-            N=inverse * scale[:, None] * scale,
-            from_left=from_left * scale[:, None],
-            from_right=matmul(G.T, inverse).T * scale[:, None],
-            E=jnp.eye(2, dtype=dtype) - matmul(G.T, from_left),
-            used=used,
-        )
+
+        def at_width(w: int) -> Callable[..., tuple[Array, ...]]:
+            def invert(*slots: Array) -> tuple[Array, ...]:
+                right, rows, scale, G, kept = (array[:w] for array in slots)
+                L = matmul(right, rows.T)
+                regular = L * scale[:, None] * scale + thin_product(G, G.T) + jnp.diag((~kept).astype(dtype))
+                inverse = right_divide(jnp.eye(w, dtype=dtype), regular)
+                from_left, from_right = matmul(inverse, G), matmul(G.T, inverse).T
+                E, rest = jnp.eye(2, dtype=dtype) - matmul(G.T, from_left), (0, width - w)
+                N = jnp.pad(inverse * scale[:, None] * scale, (rest, rest))
+                return N, *(jnp.pad(side * scale[:, None], (rest, (0, 0))) for side in (from_left, from_right)), E
+
+            return invert
+
+        slots = state.right[0], self._features(state.subset), scale, G, kept
+        members = jnp.where(kept, state.subset, len(self.tree.X))
+        return _Bordered(members, *self._at_own_width(at_width, width, num_used, *slots), num_used)
+
+    def _at_own_width(self, function: Callable[[int], Callable], width: int, num_used: Array, *operands: Array) -> Any:
+        """What is computed for all slots, for about as many of the first ones as are in use if their number varies."""
+        widths = (width,) if self.size_logits is None else narrowing_widths(width, WIDE, _WIDTH_SHARE)
+        return at_own_width(function, widths, num_used, *operands)
 
     def _direct(self, uniforms: Array, state: ChainState, bordered: _Bordered, is_pair: Array) -> _Pair:
         """The pair by two descents, with uniform numbers (2, decisions); only the second one if no pair is wanted."""
@@ -364,25 +375,32 @@ class Walk:
     def _primed(self, state: ChainState, bordered: _Bordered) -> "_Primed | None":
         if self.W.dtype == jnp.float64:
             return None
-        (U, CU), Z = state.left, state.right[0]
-        NZ = matmul_inner(bordered.N, Z, bordered.used)
-        W = self.lefts[0] - matmul_inner(U, NZ, bordered.used)
-        CW = self.lefts[1] - matmul_inner(CU, NZ, bordered.used)
-        return _Primed(W, CW, matmul(U, bordered.from_left), matmul(bordered.from_right.T, Z))
+
+        def at_width(w: int) -> Callable[..., _Primed]:
+            def prime(N: Array, Z: Array, from_left: Array, from_right: Array, images: Array) -> _Primed:
+                Z, (U, CU), NZ = Z[:w], images[..., :w], matmul(N[:w, :w], Z[:w])
+                W, CW = self.lefts[0] - matmul(U, NZ), self.lefts[1] - matmul(CU, NZ)
+                return _Primed(W, CW, matmul(U, from_left[:w]), matmul(from_right[:w].T, Z))
+
+            return prime
+
+        operands = bordered.N, state.right[0], bordered.from_left, bordered.from_right, state.left
+        return self._at_own_width(at_width, len(bordered.N), bordered.num_used, *operands)
 
     def _first_dense(self, primed: _Primed, bordered: _Bordered) -> Array:
         """The symmetric part of M, the query for the first item."""
         E, (W, CW, q, p) = bordered.E, primed
         det_E, qE = determinant(E), thin_product(q, adjugate(E))  # T = qE pᵀ
         pC = matmul(p, self.C)
-        trace_WC, trace_TC = jnp.trace(CW), jnp.sum(pC.T * qE)
+        trace_WC, trace_TC = jnp.sum(jnp.diagonal(CW)), jnp.sum(pC.T * qE)
         g = matmul(pC, q).T
         # what stands before pᵀ
         left = matmul(W, matmul(self.C, qE)) - trace_WC * qE + thin_product(q, adjugate(g).T)
         # W′CW′ is a product of two matrices that are both as small as A leaves them.
-        large = (det_E * trace_WC - trace_TC) * W - det_E * matmul(W, CW)
-        thin = thin_product(jnp.concatenate([left, qE], axis=1), jnp.concatenate([p, matmul(p, CW)]))
-        return symmetric_part(large + thin)
+        inner = jnp.concatenate(
+            [(det_E * trace_WC - trace_TC) * jnp.eye(len(W), dtype=W.dtype) - det_E * CW, p, matmul(p, CW)]
+        )
+        return symmetric_part(matmul(jnp.concatenate([W, left, qE], axis=1), inner))
 
     def _second_dense(self, primed: _Primed, bordered: _Bordered, x: Array, is_there: Array) -> Array:
         """The symmetric part of the query for the second item, given the features x of the first, if there is one."""
@@ -391,7 +409,7 @@ class Walk:
         own = jnp.where(is_there, dot(x, Wx), 1.0)
         corner = self._corner(jnp.append(own, matmul(x, q)), jnp.append(own, matmul(p, x)), bordered.E)
         left, right = jnp.concatenate([Wx[:, None], q], axis=1), jnp.concatenate([xW[None], p])
-        return symmetric_part(determinant(corner) * W - thin_product(thin_product(left, adjugate(corner)), right))
+        return symmetric_part(determinant(corner) * W - matmul(matmul(left, adjugate(corner)), right))
 
     def _corner(self, row: Array, column: Array, E: Array) -> Array:
         """The matrix (3, 3) over an item and the phantoms, E below a row (3,) and a column (3,)."""
