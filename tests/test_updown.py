@@ -14,7 +14,7 @@ from chi_square import chi_square_p_value
 from kernels import KERNELS, PARTS, TRUE_RANK, N, all_subsets, dense_kernel, enumerated_law, factors, table
 from scipy import stats
 
-from numpyro_ndpp import KNDPP, NDPP, Cholesky, UpDown, base, to_multihot
+from numpyro_ndpp import KNDPP, NDPP, Cholesky, UpDown, to_multihot
 from numpyro_ndpp.samplers import updown
 from numpyro_ndpp.samplers import walk as walk_module
 from numpyro_ndpp.samplers.proposal import (

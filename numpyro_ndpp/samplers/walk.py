@@ -56,7 +56,6 @@ from numpyro_ndpp.samplers.tree import (
     pick_above_rounding,
     symmetric_part,
 )
-
 from numpyro_ndpp.widths import at_own_width, narrowing_widths
 
 if TYPE_CHECKING:
@@ -327,15 +326,20 @@ class Walk:
                 regular = L * scale[:, None] * scale + thin_product(G, G.T) + jnp.diag((~kept).astype(dtype))
                 inverse = right_divide(jnp.eye(w, dtype=dtype), regular)
                 from_left, from_right = matmul(inverse, G), matmul(G.T, inverse).T
-                E, rest = jnp.eye(2, dtype=dtype) - matmul(G.T, from_left), (0, width - w)
+                E = jnp.eye(2, dtype=dtype) - matmul(G.T, from_left)
+                rest = (0, width - w)
                 N = jnp.pad(inverse * scale[:, None] * scale, (rest, rest))
-                return N, *(jnp.pad(side * scale[:, None], (rest, (0, 0))) for side in (from_left, from_right)), E
+                from_left, from_right = (
+                    jnp.pad(side * scale[:, None], (rest, (0, 0))) for side in (from_left, from_right)
+                )
+                return N, from_left, from_right, E
 
             return invert
 
         slots = state.right[0], self._features(state.subset), scale, G, kept
+        N, from_left, from_right, E = self._at_own_width(at_width, width, num_used, *slots)
         members = jnp.where(kept, state.subset, len(self.tree.X))
-        return _Bordered(members, *self._at_own_width(at_width, width, num_used, *slots), num_used)
+        return _Bordered(members, N, from_left, from_right, E, num_used)
 
     def _at_own_width(self, function: Callable[[int], Callable], width: int, num_used: Array, *operands: Array) -> Any:
         """What is computed for all slots, for about as many of the first ones as are in use if their number varies."""
