@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
-from numpyro_ndpp.linalg import Factorized, adjugate, column_lengths, determinant, factorize, inverse_transposed, matmul
+from numpyro_ndpp.linalg import adjugate, column_lengths, determinant, log_det, log_det_and_slope, matmul
 from numpyro_ndpp.rows import take_rows
 from numpyro_ndpp.widths import at_own_width, narrowing_widths
 
@@ -33,12 +33,12 @@ _NUM_GROUPS_ELSEWHERE = 8
 _SMALLEST_GROUP = {"cpu": 8}
 _SMALLEST_GROUP_ELSEWHERE = 512
 # Few widths, for each is compiled.
-_SMALLEST_WIDTH = 8
+_SMALLEST_WIDTH = 16
 _WIDTH_SHARE = 0.4
 # So many numbers at a time where something is computed for every item beside every one of many subsets.
 _ITEM_CHUNK = 2**22
-# The inverses are kept for the backward pass if all of them together are no larger than this, else computed again.
-_INVERSE_BYTES = 64 * 2**20
+# The slopes are kept for the backward pass if all of them together are no larger than this, else computed again.
+_SLOPE_BYTES = 64 * 2**20
 # Features of the phantom items. Large ones keep a singular L_A farthest from trouble, small ones disturb a regular one
 # least; a tenth of the items' own is the best of both in float32, and in float64 it hardly matters.
 BORDER = 0.1
@@ -226,15 +226,16 @@ def _bordered_next_minors(own: Array, minor: Array, present: Array, from_items: 
     return det_E * own - jnp.sum(matmul(from_items, between) * to_items, axis=1)
 
 
-def _factorize_minor(rows: Array, bk: Array, size: Array) -> Factorized:
-    """Factors of L_S from the rows [v b] (m, d) and b K (m, d₂) of a subset, zero beyond its size."""
+def _minor_and_scales(rows: Array, bk: Array, size: Array) -> tuple[Array, Array, Array]:
+    """L_S from the rows [v b] (m, d) and b K (m, d₂) of a subset, zero beyond its size, and what bounds its entries."""
     m, d1 = len(rows), rows.shape[1] - bk.shape[1]
     left = jnp.concatenate([rows[:, :d1], bk], axis=1)
-    padding = jnp.arange(m) >= size  # a one on the diagonal leaves the determinant as it is
-    minor = matmul(left, rows.T) + jnp.diag(padding.astype(rows.dtype))
+    place = jnp.arange(m)
+    padding = (place[:, None] == place) & (place >= size)  # a one on the diagonal leaves the determinant as it is
+    minor = matmul(left, rows.T) + padding.astype(rows.dtype)
     # No determinant or inverse depends on the scales; a derivative through them would fail at rows of zeros.
     lengths = (jnp.linalg.norm(lax.stop_gradient(side), axis=1) for side in (left, rows))
-    return factorize(minor, *(jnp.where(length > 0, length, 1.0) for length in lengths))
+    return minor, *(jnp.where(length > 0, length, 1.0) for length in lengths)
 
 
 def _widths(width: int) -> tuple[int, ...]:
@@ -247,7 +248,7 @@ def _group_log_minors(rows: Array, bk: Array, sizes: Array) -> Array:
 
     def at_width(w: int) -> Callable[..., Array]:
         def log_minors(rows: Array, bk: Array) -> Array:
-            return jax.vmap(_factorize_minor)(rows[:, :w], bk[:, :w], sizes).log_det
+            return jax.vmap(log_det)(*jax.vmap(_minor_and_scales)(rows[:, :w], bk[:, :w], sizes))
 
         return log_minors
 
@@ -256,39 +257,26 @@ def _group_log_minors(rows: Array, bk: Array, sizes: Array) -> Array:
 
 @_group_log_minors.defjvp
 def _group_log_minors_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
-    # d log det L_S = <L_S⁻ᵀ, dL_S>. The inverse is kept for the backward pass, which then has products to do only.
+    # d log det L_S = <L_S⁻ᵀ, dL_S>, which is linear: its factors are kept, and the backward pass has no more to do than
+    # to multiply them.
     rows, bk, sizes = primals
     width, d1 = rows.shape[1], rows.shape[2] - bk.shape[2]
 
-    def inverses_transposed(factors: Factorized) -> Array:
-        # On a CPU XLA has no LAPACK for a batch of triangular systems, and takes many times as long for it as for all
-        # of them one by one.
-        one_by_one = jax.default_backend() == "cpu"
-        return lax.map(inverse_transposed, factors) if one_by_one else jax.vmap(inverse_transposed)(factors)
-
-    def inverse_at_width(w: int) -> Callable[..., tuple[Array, Array]]:
-        def log_minors(rows: Array, bk: Array) -> tuple[Array, Array]:
-            factors = jax.vmap(_factorize_minor)(rows[:, :w], bk[:, :w], sizes)
-            inverse = inverses_transposed(factors)
-            return factors.log_det, jnp.pad(inverse, ((0, 0), (0, width - w), (0, width - w)))
-
-        return log_minors
-
-    def slope_at_width(w: int) -> Callable[..., Array]:
-        def slope(inverse: Array, rows: Array, bk: Array, drows: Array, dbk: Array) -> Array:
-            rows, bk, drows, dbk = (array[:, :w] for array in (rows, bk, drows, dbk))
+    def at_width(w: int) -> Callable[..., tuple[Array, Array, Array]]:
+        def slopes(rows: Array, bk: Array) -> tuple[Array, Array, Array]:
+            rows, bk = rows[:, :w], bk[:, :w]
+            values, inverse = jax.vmap(log_det_and_slope)(*jax.vmap(_minor_and_scales)(rows, bk, sizes))
             left = jnp.concatenate([rows[..., :d1], bk], axis=-1)
-            dleft = jnp.concatenate([drows[..., :d1], dbk], axis=-1)
-            inverse = inverse[:, :w, :w]
-            transposed = jnp.swapaxes(inverse, 1, 2)
-            return jnp.sum(matmul(inverse, rows) * dleft + matmul(transposed, left) * drows, axis=(1, 2))
+            of_left, of_rows = matmul(inverse, rows), matmul(jnp.swapaxes(inverse, 1, 2), left)
+            of_rows = jnp.concatenate([of_rows[..., :d1] + of_left[..., :d1], of_rows[..., d1:]], axis=-1)
+            rest = ((0, 0), (0, width - w), (0, 0))
+            return values, jnp.pad(of_rows, rest), jnp.pad(of_left[..., d1:], rest)
 
-        return slope
+        return slopes
 
-    values, inverses = at_own_width(inverse_at_width, _widths(width), sizes, rows, bk)
-    inverses = checkpoint_name(inverses, "inverses")
-    slope = jax.checkpoint(partial(at_own_width, slope_at_width, _widths(width), sizes))
-    return values, slope(inverses, rows, bk, *tangents[:2])
+    values, of_rows, of_bk = at_own_width(at_width, _widths(width), sizes, rows, bk)
+    of_rows, of_bk = checkpoint_name((of_rows, of_bk), "slopes")
+    return values, jnp.sum(of_rows * tangents[0], axis=(1, 2)) + jnp.sum(of_bk * tangents[1], axis=(1, 2))
 
 
 def _chunk_log_minors(X: Array, K: Array, products: Array | None, subsets: Array) -> Array:
@@ -334,7 +322,7 @@ def log_minors(X: Array, K: Array, subsets: Array) -> Array:
     if num_chunks == 1:
         values = _chunk_log_minors(X, K, products, chunks[0])
     else:
-        keep = ["inverses"] if itemsize * num_subsets * width**2 <= _INVERSE_BYTES else []
+        keep = ["slopes"] if itemsize * num_subsets * width * (d + len(K)) <= _SLOPE_BYTES else []
         policy = jax.checkpoint_policies.save_only_these_names(*keep)
         values = lax.map(jax.checkpoint(partial(_chunk_log_minors, X, K, products), policy=policy), chunks)
     values = values.reshape(-1)[extra:]
@@ -352,7 +340,7 @@ def log_minor(X: Array, K: Array, subset: Array) -> Array:
         return jnp.zeros((), X.dtype)
     rows = X.at[subset].get(mode="fill", fill_value=0)
     bk = matmul(rows[:, rows.shape[1] - len(K) :], K)
-    return _factorize_minor(rows, bk, jnp.sum(subset < len(X))).log_det
+    return log_det(*_minor_and_scales(rows, bk, jnp.sum(subset < len(X))))
 
 
 def whiten(X: Array, W: Array) -> tuple[Array, Array]:

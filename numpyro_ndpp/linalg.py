@@ -1,15 +1,15 @@
 """Products at full precision, determinants that know when they are zero, and adjugates, which need no inverse."""
 
 from functools import partial
-from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 # On a GPU a float32 product is done in TF32 (ten bits of mantissa) unless told otherwise.
 matmul = partial(jnp.matmul, precision="highest")
-# A power of two, so small that nothing multiplied by it is a pivot.
-_TINY = 2.0**-40
+# Powers of two, so small that nothing multiplied by them is a pivot.
+_TINY = {"float32": 2.0**-40, "float64": 2.0**-200}
 
 
 def column_lengths(C: Array) -> Array:
@@ -18,45 +18,69 @@ def column_lengths(C: Array) -> Array:
     return jnp.where(length > 0, length, 1.0)
 
 
-class Factorized(NamedTuple):
-    """LU factors of diag(r)⁻¹ A diag(c)⁻¹ and the logarithm of det A; -inf where that is zero to rounding."""
-
-    lu: Array
-    permutation: Array
-    row_scale: Array
-    column_scale: Array
-    log_det: Array
-
-
-def factorize(A: Array, row_scale: Array, column_scale: Array) -> Factorized:
-    """Factors of a matrix (m, m) whose determinant cannot be negative.
+def log_det_of_factors(lu: Array, pivots: Array, row_scale: Array, column_scale: Array) -> Array:
+    """log det A of a matrix that cannot be negative from the LU factors of diag(r)⁻¹ A diag(c)⁻¹; -inf where it is zero.
 
     :param row_scale, column_scale: positive vectors (m,) such that A_ij is at most r_i c_j in magnitude, and so are the
         terms whose sum it is: its rounding error is then eps·r_i c_j.
     """
-    m, eps = len(A), jnp.finfo(A.dtype).eps
-    lu, pivots, permutation = lax.linalg.lu(A / (row_scale[:, None] * column_scale))
-    pivot = jnp.diagonal(lu)
+    m, eps = len(lu), jnp.finfo(lu.dtype).eps
+    place = jnp.arange(m)
+    magnitude = jnp.abs(lu)
+    pivot = jnp.sum(jnp.where(place[:, None] == place, lu, 0.0), axis=1)
     # A pivot is what is left of an entry, at most one now, after |L||U| was subtracted from it: it is zero if it drowns
     # in the rounding of either. No threshold on the determinant would do: a minor of a hundred items is tiny by nature.
-    subtracted = jnp.sum(jnp.abs(jnp.tril(lu, -1)) * jnp.abs(jnp.triu(lu, 1)).T, axis=1)
+    subtracted = jnp.sum(jnp.where(place[:, None] > place, magnitude * magnitude.T, 0.0), axis=1)
     nonzero = jnp.all(jnp.abs(pivot) > (m + 8) * eps * (1 + subtracted))
-    num_swaps = jnp.sum(pivots != jnp.arange(m))
+    num_swaps = jnp.sum(pivots != place)
     positive = nonzero & ((jnp.sum(pivot < 0) + num_swaps) % 2 == 0)
     log_det = jnp.sum(jnp.log(jnp.where(positive, jnp.abs(pivot), 1.0)) + jnp.log(row_scale) + jnp.log(column_scale))
-    return Factorized(lu, permutation, row_scale, column_scale, jnp.where(positive, log_det, -jnp.inf))
+    return jnp.where(positive, log_det, -jnp.inf)
 
 
-def inverse_transposed(factors: Factorized) -> Array:
-    """A⁻ᵀ (m, m), the gradient of log det A; zero where the determinant is."""
-    positive = factors.log_det > -jnp.inf
-    identity = jnp.eye(len(factors.lu), dtype=factors.lu.dtype)
-    lu = jnp.where(positive, factors.lu, identity)
-    half = lax.linalg.triangular_solve(
-        lu, identity[factors.permutation], left_side=True, lower=True, unit_diagonal=True
-    )
-    inverse = lax.linalg.triangular_solve(lu, half, left_side=True, lower=False)
-    return jnp.where(positive, inverse.T / (factors.row_scale[:, None] * factors.column_scale), 0.0)
+def log_det(A: Array, row_scale: Array, column_scale: Array) -> Array:
+    """log det A of a matrix (m, m) whose determinant cannot be negative; -inf where it is zero to rounding."""
+    lu, pivots, _ = lax.linalg.lu(A / (row_scale[:, None] * column_scale))
+    return log_det_of_factors(lu, pivots, row_scale, column_scale)
+
+
+@jax.custom_jvp
+def log_det_and_slope(A: Array, row_scale: Array, column_scale: Array) -> tuple[Array, Array]:
+    """:func:`log_det` and its slope A⁻ᵀ (m, m); zero where the determinant is. The scales have no derivative."""
+    scaled = A / (row_scale[:, None] * column_scale)
+    by_platform = {"cpu": _inverse_transposed_by_factors, "default": _inverse_transposed_by_solving}
+    inverse, lu, pivots = lax.platform_dependent(scaled, **by_platform)
+    value = log_det_of_factors(lu, pivots, row_scale, column_scale)
+    return value, jnp.where(value > -jnp.inf, inverse / (row_scale[:, None] * column_scale), 0.0)
+
+
+@log_det_and_slope.defjvp
+def _log_det_and_slope_jvp(
+    primals: tuple[Array, ...], tangents: tuple[Array, ...]
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    value, slope = log_det_and_slope(*primals)
+    of_slope = -matmul(matmul(slope, tangents[0].T), slope)
+    return (value, slope), (jnp.sum(slope * tangents[0]), of_slope)
+
+
+def _inverse_transposed_by_solving(A: Array) -> tuple[Array, Array, Array]:
+    """A⁻ᵀ and the LU factors."""
+    lu, pivots, permutation = lax.linalg.lu(A)
+    identity = jnp.eye(len(A), dtype=A.dtype)
+    half = lax.linalg.triangular_solve(lu, identity[permutation], left_side=True, lower=True, unit_diagonal=True)
+    return lax.linalg.triangular_solve(lu, half, left_side=True, lower=False).T, lu, pivots
+
+
+def _inverse_transposed_by_factors(A: Array) -> tuple[Array, Array, Array]:
+    """The same by nothing but LU factors (see :func:`_right_divide_by_factors`).
+
+    Those of [A I] = Pᵀ L [U L⁻¹P] have half of the inverse to the right of U, and no permutation is asked for.
+    """
+    m = len(A)
+    lu, pivots, _ = lax.linalg.lu(jnp.concatenate([A, jnp.eye(m, dtype=A.dtype)], axis=1))
+    place = jnp.arange(m)
+    lower = jnp.where(place[:, None] >= place, lu[:, :m].T, 0.0)  # Uᵀ
+    return _over_lower(lu[:, m:].T, lower), lu[:, :m], pivots
 
 
 def right_divide(B: Array, A: Array) -> Array:
@@ -75,15 +99,21 @@ def _right_divide_by_factors(B: Array, A: Array) -> Array:
     cores that XLA's threads wait for: exact draws took four times as long.
     """
     m = len(A)
+    lu, permutation, quotient = _over_upper(B, A)
+    quotient = _over_lower(quotient, jnp.tril(lu, -1) + jnp.eye(m, dtype=A.dtype))
+    return jnp.zeros_like(quotient).at[:, permutation].set(quotient, unique_indices=True)
 
-    def over_upper(B: Array, A: Array) -> tuple[Array, Array, Array]:
-        lu, _, permutation = lax.linalg.lu(jnp.concatenate([A, _TINY * B]))  # no row of B is ever a pivot
-        return lu[:m], permutation[:m], lu[m:] / _TINY
 
-    lu, permutation, quotient = over_upper(B, A)
-    lower = jnp.tril(lu, -1) + jnp.eye(m, dtype=A.dtype)
-    _, _, quotient = over_upper(quotient[:, ::-1], lower[::-1, ::-1])  # a lower triangle read backwards is an upper one
-    return jnp.zeros_like(quotient).at[:, permutation].set(quotient[:, ::-1], unique_indices=True)
+def _over_upper(B: Array, A: Array) -> tuple[Array, Array, Array]:
+    """The LU factors of A, its permutation, and B U⁻¹."""
+    m, tiny = len(A), _TINY[A.dtype.name]
+    lu, _, permutation = lax.linalg.lu(jnp.concatenate([A, tiny * B]))  # no row of B is ever a pivot
+    return lu[:m], permutation[:m], lu[m:] / tiny
+
+
+def _over_lower(B: Array, L: Array) -> Array:
+    """B L⁻¹ of a lower triangle L, which read backwards is an upper one."""
+    return _over_upper(B[:, ::-1], L[::-1, ::-1])[2][:, ::-1]
 
 
 def thin_product(A: Array, B: Array) -> Array:

@@ -9,6 +9,7 @@ import pytest
 from kernels import factors
 
 from numpyro_ndpp import KNDPP, NDPP, Cholesky, Contour, Exact, Rejection, UpDown, pad_subsets
+from numpyro_ndpp.programs import program
 
 LAWS = {
     "UpDown": lambda X, W: NDPP.from_factors(X, W, sampler=UpDown(num_steps=3)),
@@ -88,11 +89,11 @@ def lines(function, *arguments):
 
 
 # Lines of the lowered program: preparation, and many draws. Before, the draws of an NDPP had 3,000 at each of five
-# widths by the walk and 9,000 by the contour.
+# widths by the walk and 9,000 by the contour. Now the walk has two widths in its one program.
 @pytest.mark.parametrize(
     ("sampler", "k", "of_preparation", "of_draws"),
     [
-        (UpDown(), None, 2800, 2800),
+        (UpDown(), None, 2800, 3000),
         (UpDown(), 10, 1900, 2000),
         (Exact(), None, 700, 2000),
         (Contour(), 10, 4400, 2600),
@@ -123,3 +124,24 @@ def test_a_program_does_not_grow_with_the_number_of_items_or_stages():
 
     assert abs(of_tree(10**6) - of_tree(10**3)) < 100
     assert abs(of_stages(50) - of_stages(20)) < 100
+
+
+@pytest.mark.parametrize("runs", ["once", "often"])
+def test_a_program_is_a_function_like_any_other(runs):
+    """Options can be given to what is compiled by itself alone: within jit and derivatives it goes without."""
+
+    @program(runs, static_argnames="power")
+    def polynomial(x, power):
+        return jnp.sum(x**power)
+
+    x = jnp.arange(3.0)
+    assert polynomial(x, power=2) == polynomial(np.arange(3.0), power=2) == 5.0
+    assert jax.jit(lambda x: polynomial(x, power=2) + 1)(x) == 6.0
+    np.testing.assert_array_equal(jax.grad(polynomial)(x, power=3), 3 * x**2)
+    np.testing.assert_array_equal(jax.vmap(lambda x: polynomial(x, power=2))(jnp.ones((4, 3))), np.full(4, 3.0))
+    np.testing.assert_array_equal(
+        jax.vmap(jax.grad(lambda x: polynomial(x, power=2)))(jnp.ones((4, 3))), 2 * np.ones((4, 3))
+    )
+    np.testing.assert_array_equal(
+        jax.grad(lambda x: jax.vmap(lambda y: polynomial(y * x, power=2))(x).sum())(x), 20 * x
+    )
