@@ -234,8 +234,11 @@ def _minor_and_scales(rows: Array, bk: Array, size: Array) -> tuple[Array, Array
     padding = (place[:, None] == place) & (place >= size)  # a one on the diagonal leaves the determinant as it is
     minor = matmul(left, rows.T) + padding.astype(rows.dtype)
     # No determinant or inverse depends on the scales; a derivative through them would fail at rows of zeros.
-    lengths = (jnp.linalg.norm(lax.stop_gradient(side), axis=1) for side in (left, rows))
-    return minor, *(jnp.where(length > 0, length, 1.0) for length in lengths)
+    row_scale, column_scale = (
+        jnp.where(length > 0, length, 1.0)
+        for length in (jnp.linalg.norm(lax.stop_gradient(side), axis=1) for side in (left, rows))
+    )
+    return minor, row_scale, column_scale
 
 
 def _widths(width: int) -> tuple[int, ...]:

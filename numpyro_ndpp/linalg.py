@@ -19,7 +19,7 @@ def column_lengths(C: Array) -> Array:
 
 
 def log_det_of_factors(lu: Array, pivots: Array, row_scale: Array, column_scale: Array) -> Array:
-    """log det A of a matrix that cannot be negative from the LU factors of diag(r)⁻¹ A diag(c)⁻¹; -inf where it is zero.
+    """log det A, which cannot be negative, from the LU factors of diag(r)⁻¹ A diag(c)⁻¹; -inf where it is zero.
 
     :param row_scale, column_scale: positive vectors (m,) such that A_ij is at most r_i c_j in magnitude, and so are the
         terms whose sum it is: its rounding error is then eps·r_i c_j.
