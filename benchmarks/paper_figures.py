@@ -38,7 +38,7 @@ from scipy import stats
 from tables import machine, write_table
 from updown import kernel, step_time
 
-from numpyro_ndpp import KNDPP, NDPP, Cholesky, Contour, Rejection, UpDown, mixing_time
+from numpyro_ndpp import KNDPP, NDPP, Cholesky, Contour, Exact, Rejection, UpDown, mixing_time
 from numpyro_ndpp.diagnostics import running_psrf
 
 matplotlib.use("Agg")
@@ -100,13 +100,13 @@ def figure_1(quick: bool, axes) -> list[str]:
         "exact, rejection (paper)": Rejection(),
         "MCMC, rejection (paper)": UpDown(up="rejection"),
         "MCMC, direct": UpDown(),
-        "exact, contour": Contour(),
+        "exact": Exact(),
     }
     lines = [f"| law | sampler | {' | '.join(f'{m:,}' for m in numbers)} | p |", "|---" * (3 + len(numbers)) + "|"]
     for axis, size, name in ((axes[0], k, f"{k}-NDPP"), (axes[1], None, "NDPP")):
         probs = exact_law(np.asarray(X), np.asarray(W), size)
         for label, sampler in samplers.items():
-            if quick and size is None and label != "exact, contour":
+            if quick and size is None and label != "exact":
                 continue  # each takes ten seconds to compile
             if size is None:
                 law = NDPP.from_factors(X, W, sampler=Cholesky() if label.startswith("exact, rej") else sampler)

@@ -31,7 +31,9 @@ def _place_among(widths: tuple[int, ...]) -> Callable[[Array], Array]:
 
     @jax.custom_batching.custom_vmap
     def place(sizes: Array) -> Array:
-        return jnp.searchsorted(jnp.array(widths), jnp.max(sizes))
+        # No table of widths: under vmap a condition around this hands it a copy for each, which JAX does not allow.
+        largest = jnp.max(sizes)
+        return sum(((largest > w).astype(jnp.int32) for w in widths), jnp.zeros((), jnp.int32))
 
     @place.def_vmap
     def _(axis_size: int, in_batched: list[bool], sizes: Array) -> tuple[Array, bool]:
@@ -42,4 +44,6 @@ def _place_among(widths: tuple[int, ...]) -> Callable[[Array], Array]:
 
 def at_own_width(function: Callable[[int], Callable], widths: tuple[int, ...], sizes: Array, *operands: Array) -> Any:
     """``function(w)(*operands)`` for the smallest of the widths that holds all the sizes."""
+    if len(widths) == 1:
+        return function(widths[0])(*operands)
     return lax.switch(_place_among(widths)(sizes), [function(w) for w in widths], *operands)
