@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-py312 test-slow lint format docs benchmark clean
+.PHONY: demo test test-py312 test-slow fuzz lint format docs benchmark clean
 
 demo: $(VENV)/.installed-examples
 	$(BIN)/python examples/basket_completion.py
@@ -29,6 +29,13 @@ endif
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+# Kernels of integers against enumeration, as many as it is told: make fuzz KERNELS=100000 SEED=1
+KERNELS ?= 10000
+SEED ?= 0
+fuzz: $(VENV)/.installed-test
+	$(BIN)/python tests/fuzz.py --kernels $(KERNELS) --seed $(SEED)
+	$(BIN)/python tests/fuzz.py --kernels $(KERNELS) --seed $(SEED) --float32
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .

@@ -168,6 +168,27 @@ def _repaired_run(
     return lax.cond(one_short, lambda: _swap_one_for_pair(X, W, C, pinned, run.subset, run.size), lambda: run.subset)
 
 
+def _positive_part(X: Array, W: Array, subset: Array) -> Array:
+    """The items of a run (w,), or as many of the first ones as have a positive minor.
+
+    Beyond the kernel's rank gains are rounding, and a run may take some of them for more. The minors decide, as they do
+    for the log-probability.
+    """
+    is_positive = log_minor(X, W, subset) > -jnp.inf
+    return lax.cond(is_positive, lambda: subset, lambda: _longest_positive(X, W, subset))
+
+
+def _longest_positive(X: Array, W: Array, subset: Array) -> Array:
+    place = jnp.arange(len(subset))
+
+    def prefix(size: Array) -> Array:
+        return jnp.where(place < size, subset, len(X))
+
+    sizes = 1 + place
+    positive = lax.map(lambda size: log_minor(X, W, prefix(size)) > -jnp.inf, sizes)
+    return prefix(jnp.max(jnp.where(positive, sizes, 0)))
+
+
 @partial(jax.jit, static_argnames=("min_size", "max_size"))
 def greedy_map(X: Array, W: Array, C: Array, min_size: int, max_size: int) -> Array:
     """Greedy MAP subset (max_size,), increasing and padded with n.
@@ -178,7 +199,8 @@ def greedy_map(X: Array, W: Array, C: Array, min_size: int, max_size: int) -> Ar
     if max_size == 0:
         return jnp.zeros(0, jnp.int32)
     none = jnp.zeros(0, jnp.int32)
-    return jnp.sort(_repaired_run(X, W, C, none, min_size, max_size, max_size)).astype(jnp.int32)
+    items = _repaired_run(X, W, C, none, min_size, max_size, max_size)
+    return jnp.sort(_positive_part(X, W, items)).astype(jnp.int32)
 
 
 def _others(items: Array, pinned: Array, n: int, width: int) -> Array:
@@ -196,7 +218,7 @@ def greedy_given(
 
     :param min_size, max_size: of the whole, pinned items included.
     """
-    items = _repaired_run(X, W, C, pinned, min_size, max_size, width + len(pinned))
+    items = _positive_part(X, W, _repaired_run(X, W, C, pinned, min_size, max_size, width + len(pinned)))
     return _others(items, pinned, len(X), width)
 
 
@@ -221,6 +243,7 @@ def greedy_subsets(X: Array, W: Array, C: Array, possible: Array, pinned: Array)
     def of_others(argument: tuple[Array, Array]) -> Array:
         size, wanted = argument
         items = of_size((size, wanted & ~run.visited[size]))
+        items = jnp.where(log_minor(X, W, items) > -jnp.inf, items, n)
         return _others(items, pinned, n, most)
 
     return lax.map(of_others, (number + jnp.arange(most + 1), possible))

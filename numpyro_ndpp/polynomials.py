@@ -38,7 +38,12 @@ from numpyro_ndpp.kernel import Pinned, marginal_given, marginal_matrix
 from numpyro_ndpp.linalg import column_lengths, matmul
 
 # The radius only has to be near the saddle point: half an item of mean size off costs no digit.
-_RADIUS_TOLERANCE = 0.1
+HALF_AN_ITEM = 0.5
+# A mean size that is smaller by this than what was aimed at is as good.
+_BELOW = 0.1
+_A_LITTLE = 0.02
+# No smaller one is aimed at.
+_SMALLEST_MEAN = 0.01
 _MAX_ITERATIONS = 60
 # No radius beyond this over eps·norm: every eigenvalue above the rounding noise is saturated there.
 _LARGEST_RADIUS = 256.0
@@ -118,58 +123,70 @@ class _Bracket(NamedTuple):
     low: Array
     high: Array
     log_scale: Array
-    error: Array
+    mean: Array
+    aim: Array
     iteration: Array
 
 
 def solve_log_scale(
-    pencil: Pencil, mean_size: Array, tolerance: float = _RADIUS_TOLERANCE, *, pinned: bool = False
-) -> Array:
-    """log r such that the kernel scaled by r has the given mean size; the largest sensible one if none has.
+    pencil: Pencil, low: Array | float, high: Array | float, *, above: float = _BELOW, pinned: bool = False
+) -> tuple[Array, Array]:
+    """log r such that the kernel scaled by r has a mean size between two numbers, or as near to them as need be.
+
+    :param low, high: at r = 1 a mean between them is fine; else the nearer of the two is aimed at.
+    :param above: a mean that is larger by so much is as good.
+    :return: log r and the mean size. If there is no such r, the smallest or largest sensible one.
 
     The mean size grows with r (its derivative in log r is the variance of the size): Newton's method, with
     bisection wherever that leaves the bracket. O(d³) an iteration, about ten of them. No gradient passes through.
     """
     pencil = lax.stop_gradient(pencil)
     M = pencil.linear
-    mean_size = jnp.asarray(lax.stop_gradient(mean_size), M.dtype)
     d, eps = len(M), float(jnp.finfo(M.dtype).eps)
+    low, high = (jnp.maximum(jnp.asarray(lax.stop_gradient(end), M.dtype), _SMALLEST_MEAN) for end in (low, high))
     norm = jnp.linalg.norm(M)
     log_norm = jnp.log(jnp.where(norm > 0, norm, 1.0))
     # The mean size is at most r·√d·norm.
-    low = jnp.log(mean_size) - math.log(2 * math.sqrt(d)) - log_norm
+    smallest = jnp.log(low) - math.log(2 * math.sqrt(d)) - log_norm
     if pinned:
         # Beside pinned items others may be almost certain. A smaller radius would see nothing but rounding.
-        low = low + 0.5 * math.log(eps)
-    high = math.log(_LARGEST_RADIUS / eps) - log_norm
+        smallest = smallest + 0.5 * math.log(eps)
+    largest = math.log(_LARGEST_RADIUS / eps) - log_norm
+
+    def is_solved(mean: Array, aim: Array) -> Array:
+        return (mean >= aim - _BELOW) & (mean <= aim + above)
 
     def improve(state: _Bracket) -> _Bracket:
         mean, variance = size_moments(pencil, state.log_scale)
-        error = mean - mean_size
-        low = jnp.where(error < 0, state.log_scale, state.low)
-        high = jnp.where(error < 0, state.high, state.log_scale)
+        aim = jnp.where(state.iteration == 0, jnp.clip(mean, low, high), state.aim)
+        smaller = jnp.where(mean < aim, state.log_scale, state.low)
+        larger = jnp.where(mean < aim, state.high, state.log_scale)
         # Newton on the logit of mean/d, which is nearly linear in log r.
         odds_slope = variance * d / (mean * (d - mean))
-        logit_error = jnp.log(mean / mean_size) - jnp.log((d - mean) / (d - mean_size))
+        logit_error = jnp.log(mean / aim) - jnp.log((d - mean) / (d - aim))
         newton = state.log_scale - logit_error / odds_slope
-        inside = (newton > low) & (newton < high)  # False for NaN too
-        proposal = jnp.where(inside, newton, 0.5 * (low + high))
-        log_scale = jnp.where(jnp.abs(error) <= tolerance, state.log_scale, proposal)
-        return _Bracket(low, high, log_scale, jnp.abs(error), state.iteration + 1)
+        inside = (newton > smaller) & (newton < larger)  # False for NaN too
+        proposal = jnp.where(inside, newton, 0.5 * (smaller + larger))
+        log_scale = jnp.where(is_solved(mean, aim), state.log_scale, proposal)
+        return _Bracket(smaller, larger, log_scale, mean, aim, state.iteration + 1)
 
     def unsolved(state: _Bracket) -> Array:
-        return (state.error > tolerance) & (state.iteration < _MAX_ITERATIONS)
+        return ~is_solved(state.mean, state.aim) & (state.iteration < _MAX_ITERATIONS)
 
-    if pinned:
-        # Beside pinned items some number of others may be certain, as a partner is for an item of a skew pair.
-        out_of_reach = size_moments(pencil, low)[0] > mean_size
-        mean_size = jnp.where(out_of_reach, mean_size + 1, mean_size)
-    start = jnp.clip(jnp.zeros((), M.dtype), low, high)
-    state = _Bracket(low, high, start, jnp.asarray(jnp.inf, M.dtype), jnp.asarray(0))
-    state = lax.while_loop(unsolved, improve, state)
-    if pinned:  # where the number never varies, any scale will do
-        return jnp.where(out_of_reach & (state.error > 0.5), -log_norm, state.log_scale)
-    return state.log_scale
+    start = jnp.clip(jnp.zeros((), M.dtype), smallest, largest)
+    unknown = jnp.asarray(jnp.nan, M.dtype)
+    state = lax.while_loop(unsolved, improve, _Bracket(smallest, largest, start, unknown, unknown, jnp.asarray(0)))
+    return state.log_scale, state.mean
+
+
+def _solve_near_sizes(pencil: Pencil, low: Array | int, high: Array | int, is_pinned: bool) -> tuple[Array, Array]:
+    """:func:`solve_log_scale` for the sizes low to high.
+
+    A mean of k itself is out of reach when k is the true rank; k - 1/2 is as good. That is out of reach when there are
+    never fewer than k items, as it may be beside pinned ones: then a little more than k is near enough.
+    """
+    low, high = jnp.maximum(low, 0) - HALF_AN_ITEM, jnp.maximum(high, 0) - HALF_AN_ITEM
+    return solve_log_scale(pencil, low, high, above=HALF_AN_ITEM + _A_LITTLE, pinned=is_pinned)
 
 
 def num_nodes(low: int, high: int, rank: int) -> int:
@@ -191,19 +208,17 @@ def _log_circle_sum(
     poly = pencil(W, C, pinned)
     M, dtype = poly.linear, W.dtype
     d, eps = len(M), jnp.finfo(dtype).eps
-    mean, _ = size_moments(lax.stop_gradient(poly), jnp.zeros((), dtype))
-    inside = (mean >= low - 0.5) & (mean <= high)
-    # A mean of k itself is out of reach when k is the true rank; k - 1/2 is as good everywhere.
-    boundary = jnp.maximum(jnp.where(mean > high, high - 0.5, low - 0.5), 0.1)
-    solved = solve_log_scale(poly, boundary, pinned=pinned is not None)
-    log_radius = jnp.where(inside, 0.0, solved)
-    # Only a radius at which rounding noise weighs as much as an eigenvalue leaves a doubt about the rank.
+    log_radius, mean = _solve_near_sizes(poly, low, high, pinned is not None)
+    # Only a radius at which rounding noise weighs as much as an eigenvalue leaves a doubt about the rank. Noise is the
+    # root of rounding where M is nilpotent in part, as it is where rows of B are parallel.
     norm = lax.stop_gradient(jnp.linalg.norm(M))
-    doubtful = (jnp.exp(log_radius) * norm * d * eps > 1) | (norm == 0)
+    doubtful = (jnp.exp(log_radius) * norm * math.sqrt(d * eps) > 1) | (norm == 0)
     least = low if pinned is None else low + pinned.number
     possible = lax.cond(doubtful, lambda: true_rank(W, C) >= least, lambda: jnp.asarray(True)) & (high >= 0)
     if pinned is not None:
         possible &= lax.stop_gradient(pinned.log_prob(marginal_matrix(W, C))) > -jnp.inf
+        # Where L_J is singular, some others are always there: no radius brings the mean of their number below that.
+        possible &= mean < high + 0.75
     # The identity stands in where there is nothing to sum, so that no gradient is ever NaN.
     identity = jnp.eye(d, dtype=dtype)
     A, M = jnp.where(possible, poly.constant, identity), jnp.where(possible, M, identity)
@@ -344,10 +359,7 @@ def _log_esps_given(W: Array, C: Array, rows: Array, present: Array, low: Array,
     poly = pencil(W, C, Pinned(rows, present))
     d, eps = len(W), jnp.finfo(W.dtype).eps
     # Read off at a scale where the sizes that count are likely: the polynomial is a product of (1 - p) + p t / scale.
-    mean, _ = size_moments(poly, jnp.zeros((), W.dtype))
-    nearest = jnp.where(mean > high, high - 0.5, low - 0.5)
-    solved = solve_log_scale(poly, jnp.maximum(nearest, 0.1), pinned=True)
-    log_scale = jnp.where((mean >= low - 0.5) & (mean <= high), 0.0, solved)
+    log_scale, _ = _solve_near_sizes(poly, low, high, is_pinned=True)
     sign, log_det = jnp.linalg.slogdet(poly.at(jnp.exp(log_scale)))
     length = column_lengths(C)
     K = marginal_given(jnp.exp(log_scale) * W, C, Pinned(rows, present))

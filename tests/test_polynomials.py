@@ -147,7 +147,8 @@ def test_number_of_nodes_suits_one_size():
 def mean_sizes_at_the_scales(X, W, mean_size):
     C = gram(X)
     M = polynomials.pencil(W, C)
-    scales = polynomials.log_scale_of_mean_size(W, C, mean_size, 0, 8, 8), polynomials.solve_log_scale(M, mean_size)
+    rough, _ = polynomials.solve_log_scale(M, mean_size, mean_size)
+    scales = polynomials.log_scale_of_mean_size(W, C, mean_size, 0, 8, 8), rough
     return [polynomials.size_moments(M, scale)[0] for scale in scales]
 
 

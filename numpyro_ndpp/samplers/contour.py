@@ -46,6 +46,7 @@ from jax import Array, lax, random
 from numpyro_ndpp.kernel import Pinned, gram, whiten
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.polynomials import (
+    HALF_AN_ITEM,
     log_scales_of_mean_size,
     log_sum_esp,
     log_sum_esp_given,
@@ -61,6 +62,8 @@ from numpyro_ndpp.samplers.tree import Tree, build_tree, descend_symmetric, pack
 _STAGE_LENGTH = {"float32": 2.5, "float64": 5.0}
 # What aliasing may add to a size's weight, relative to it.
 _ACCURACY = {"float32": 1e-7, "float64": 1e-11}
+# How much more than its aim the mean size of the first stage may be.
+_NEAR = 0.1
 # A pilot's radius may be off by this factor.
 _MISFIT = 1.25
 # So many items' factors, or fewer, make a page. On a CPU even a few items have two pages, of which the second is read
@@ -538,7 +541,9 @@ class Contour:
         poly = pencil(W, C, Pinned.of(tree.X, items))
 
         def solve(_: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-            log_radius = solve_log_scale(poly, carry[0], pinned=len(items) > 0)
+            # Beside given items some number of others may be certain, as a partner is for an item of a skew pair.
+            more = 2 * HALF_AN_ITEM if len(items) else _NEAR
+            log_radius, _ = solve_log_scale(poly, carry[0], carry[0], above=more, pinned=len(items) > 0)
             return _mean_within_stage(width, int(schedule[0, 1]), *size_moments(poly, log_radius)), log_radius
 
         start = jnp.asarray(max(width - 0.5, 0.5), dtype), jnp.zeros((), dtype)

@@ -41,7 +41,7 @@ from jax import Array, lax, random
 
 from numpyro_ndpp.kernel import Pinned, gram, marginal_given, marginal_matrix, whiten
 from numpyro_ndpp.linalg import matmul, right_divide
-from numpyro_ndpp.polynomials import log_sum_esp, log_sum_esp_given, pencil, size_moments, solve_log_scale
+from numpyro_ndpp.polynomials import HALF_AN_ITEM, log_sum_esp, log_sum_esp_given, pencil, solve_log_scale
 from numpyro_ndpp.samplers.tree import leaf_shape, pack, pack_query, pick, sums_of_leaves, symmetric_part, unpack
 
 # How far the fall of the logarithm may be from that of the trace, for the next guess.
@@ -280,10 +280,7 @@ def prepare_leap(X: Array, W: Array, min_size: int, max_size: int, items: Array,
     if has_limits:
         low, high = min_size - given.number, max_size - given.number
         poly = pencil(W, C, given)
-        mean, _ = size_moments(poly, log_scale)
-        nearest = jnp.maximum(jnp.where(mean > high, high, low - 0.5), 0.1)
-        solved = solve_log_scale(poly, nearest, pinned=len(items) > 0)
-        log_scale = jnp.where((mean >= low) & (mean <= high), 0.0, solved)
+        log_scale, _ = solve_log_scale(poly, low - HALF_AN_ITEM, high, pinned=len(items) > 0)
         limits = jnp.stack([low, high])
     R = marginal_given(jnp.exp(log_scale) * W, C, given)
     num_leaves, leaf_size = leaf_shape(n, d)
