@@ -33,8 +33,6 @@ INITS = ("greedy", "uniform")
 
 # No step of a draw has this number: the key of its start.
 _OF_THE_START = 2**32 - 2
-# The random numbers of so many steps are made at once: a call of the generator takes as long as a good part of a step.
-_STEPS_OF_BLOCK = 16
 # So many chains of a few items side by side, on a CPU, where their sizes vary.
 _SMALL_CHAINS = 8
 # Items at a time in the preprocessing.
@@ -79,25 +77,16 @@ def _chains(walk: Walk, sizes: Array | None, keys: Array) -> Array:
     num_steps = jnp.where(sizes == 1, jnp.minimum(num_steps, 1), num_steps)  # one draw of one item is exact
     num_steps = jnp.where(possible, num_steps, 0)
 
+    def step(number: Array, states: ChainState) -> ChainState:
+        def one(key: Array, state: ChainState, num_steps: Array) -> ChainState:
+            # where the size is fixed, no chain has to be held while others go on
+            active = True if is_fixed else number < num_steps
+            return walk.step(random.fold_in(key, number), state, active)[0]
+
+        return side_by_side(one, keys, states, num_steps)
+
     most = num_steps[0] if len(keys) == 1 else jnp.max(num_steps)
-
-    def steps(block: Array, states: ChainState) -> ChainState:
-        keys_of_block = jax.vmap(partial(random.fold_in, data=block))(keys)
-        shape = _STEPS_OF_BLOCK, walk.num_uniforms
-        uniforms = jax.vmap(lambda key: random.uniform(key, shape, walk.W.dtype))(keys_of_block)
-
-        def step(number: Array, states: ChainState) -> ChainState:
-            def one(uniforms: Array, key: Array, state: ChainState, num_steps: Array) -> ChainState:
-                # where the size is fixed, no chain has to be held while others go on
-                active = True if is_fixed else block * _STEPS_OF_BLOCK + number < num_steps
-                return walk.step_by(uniforms[number], random.fold_in(key, number), state, active)[0]
-
-            return side_by_side(one, uniforms, keys_of_block, states, num_steps)
-
-        return lax.fori_loop(0, jnp.minimum(most - block * _STEPS_OF_BLOCK, _STEPS_OF_BLOCK), step, states)
-
-    num_blocks = (most + _STEPS_OF_BLOCK - 1) // _STEPS_OF_BLOCK
-    subsets = lax.fori_loop(0, num_blocks, steps, states).subset[:, len(walk.pinned) :]
+    subsets = lax.fori_loop(0, most, step, states).subset[:, len(walk.pinned) :]
     return jnp.where(possible[:, None], jnp.sort(subsets, axis=1), -1).astype(jnp.int32)
 
 

@@ -187,21 +187,15 @@ class Walk:
 
         O(k d² + d² log n) for the direct operator, and d³ in float32. Each step leaves the law of the walk as it is.
         """
-        return self.step_by(random.uniform(key, (self.num_uniforms,), self.W.dtype), key, state, active)
-
-    @property
-    def num_uniforms(self) -> int:
-        """How many uniform numbers a step takes."""
-        return 2 + len(self.pinned) + self.width + 2 * self.tree.num_decisions
-
-    def step_by(
-        self, uniforms: Array, key: Array, state: ChainState, active: Array | bool = True
-    ) -> tuple[ChainState, StepInfo]:
-        """:meth:`step` by uniform numbers (num_uniforms,); the key is for operators that need more than these."""
         n, width, first = len(self.tree.X), len(state.subset), len(self.pinned)
         if width == first:
             return state, StepInfo(jnp.asarray(0), jnp.asarray(False))
+        up_key = None
+        if self.settings.up != "direct":
+            key, up_key = random.split(key)
         decisions = self.tree.num_decisions
+        # All the random numbers of a step at once: each call of the generator is a program to compile.
+        uniforms = random.uniform(key, (2 + width + 2 * decisions,), self.W.dtype)
         two, spread, down = uniforms[:2], uniforms[2 : 2 + width], uniforms[2 + width :].reshape(2, decisions)
         size = jnp.sum(state.subset[first:] < n)
         i, j = self._two_slots(two, size)
@@ -210,9 +204,9 @@ class Walk:
 
         bordered = self._border(state, kept, spread, first + size)
         pair = self._direct(down, state, bordered, size >= 2)
-        if self.settings.up != "direct":
+        if up_key is not None:
             up = {"rejection": self._rejection, "naive": self._naive}[self.settings.up]
-            of_two = up(random.fold_in(key, 0), state, bordered, pair)
+            of_two = up(up_key, state, bordered, pair)
             pair = jax.tree.map(lambda one, two: jnp.where(size >= 2, two, one), pair, of_two)
 
         # Rounding may have led the draw astray, to where there is no mass: then the chain stays.
