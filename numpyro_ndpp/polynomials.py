@@ -71,9 +71,12 @@ def true_rank(W: Array, C: Array) -> Array:
     length = column_lengths(C)
     values, vectors = jnp.linalg.eigh(C / (length[:, None] * length))
     in_range = values > 4 * eps * values[-1]
-    projected = matmul(vectors.T, matmul(W * length[:, None] * length, vectors)) * in_range[:, None] * in_range
-    singular_values = jnp.linalg.svd(jnp.where(jnp.all(in_range), W, projected), compute_uv=False)
-    return jnp.sum(singular_values > d * eps * singular_values[0])
+    scaled, is_whole = W * length[:, None] * length, jnp.all(in_range)
+    projected = matmul(vectors.T, matmul(scaled, vectors)) * in_range[:, None] * in_range
+    singular_values = jnp.linalg.svd(jnp.where(is_whole, W, projected), compute_uv=False)
+    # What is left of W on the range may be nothing but the rounding of W.
+    rounding = jnp.where(is_whole, 0.0, math.sqrt(d) * eps * jnp.linalg.norm(scaled))
+    return jnp.sum(singular_values > jnp.maximum(d * eps * singular_values[0], rounding))
 
 
 class Pencil(NamedTuple):

@@ -114,11 +114,12 @@ def main():
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     warnings.filterwarnings("ignore", "Out-of-support")
-    lines, at_once = [], min(1000, arguments.kernels)
+    number, at_once = 0, min(1000, arguments.kernels)
     for batch in range(-(-arguments.kernels // at_once)):
-        lines += failures(at_once, (arguments.seed, batch), "float32" if arguments.float32 else "float64")
-        print("\n".join(lines) if lines else f"{(batch + 1) * at_once:,} kernels, no failure", flush=True)
-    raise SystemExit(bool(lines))
+        lines = failures(at_once, (arguments.seed, batch), "float32" if arguments.float32 else "float64")
+        number += len(lines)
+        print(*lines, f"{(batch + 1) * at_once:,} kernels, {number} failures", sep="\n", flush=True)
+    raise SystemExit(number > 0)
 
 
 if __name__ == "__main__":

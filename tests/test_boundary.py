@@ -7,6 +7,8 @@ import pytest
 from fuzz import failures
 
 from numpyro_ndpp import KNDPP, NDPP, pad_subsets
+from numpyro_ndpp.kernel import gram
+from numpyro_ndpp.polynomials import true_rank
 
 
 def column(*entries):
@@ -78,3 +80,10 @@ def test_no_more_items_than_the_rank(seed):
     assert (greedy < 5).sum() <= 2
     with pytest.raises(ValueError, match="could be drawn"):
         law.sample(jax.random.key(0))
+
+
+def test_a_kernel_of_zeros_has_no_rank():
+    """Its features have a range, and rounding of W on it is no rank."""
+    X = np.array([[0, 0, 0], [0, -1, 1], [0, 1, -1], [0, 0, 0]], float)
+    W = np.array([[1, 0, 0], [0, 0, -1 / 3], [0, 1 / 3, 0]])
+    assert true_rank(jnp.asarray(W), gram(jnp.asarray(X))) == 0
