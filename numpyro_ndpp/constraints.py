@@ -11,6 +11,8 @@ from numpyro.distributions.transforms import Transform, biject_to
 from numpyro.distributions.util import array_equiv
 from numpyro.util import not_jax_tracer
 
+from numpyro_ndpp.programs import are_known_on_cpu
+
 __all__ = ["finite_matrix", "positive_semidefinite_part", "subset"]
 
 
@@ -93,18 +95,13 @@ class _FiniteMatrix(ParameterFreeConstraint):
     event_dim = 2
 
     def __call__(self, x: Any) -> ArrayLike:
-        on_cpu = not_jax_tracer(x) and _is_on_cpu(x)
-        return np.isfinite(np.asarray(x)).all(axis=(-2, -1)) if on_cpu else _is_finite(x)
+        return np.isfinite(np.asarray(x)).all(axis=(-2, -1)) if are_known_on_cpu([x]) else _is_finite(x)
 
     def feasible_like(self, prototype: ArrayLike) -> jax.Array:
         return jnp.zeros_like(prototype)
 
     def __repr__(self) -> str:
         return "FiniteMatrix()"
-
-
-def _is_on_cpu(x: Any) -> bool:
-    return not isinstance(x, jax.Array) or {device.platform for device in x.devices()} == {"cpu"}
 
 
 @jax.jit

@@ -37,8 +37,9 @@ def _under_vmap(leaf: Any) -> Any:
     return leaf
 
 
-def _compiled_alone_for_cpu(leaves: list[Any]) -> bool:
-    if is_tracing() or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+def are_known_on_cpu(leaves: list[Any]) -> bool:
+    """Whether these are numbers, not what JAX traces, and those of them that are JAX's lie on a CPU."""
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         return False
     platforms = {device.platform for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
     return (platforms or {jax.default_backend()}) == {"cpu"}
@@ -60,7 +61,7 @@ def program(runs: str, **settings: Any) -> Callable[[Callable], Callable]:
         def call(*arguments: Any, **named: Any) -> Any:
             leaves = jax.tree.leaves((arguments, named))
             arrays = [_under_vmap(leaf) for leaf in leaves]
-            if not _compiled_alone_for_cpu(arrays):
+            if is_tracing() or not are_known_on_cpu(arrays):
                 return inside(*arguments, **named)
             is_batch = any(array is not leaf for array, leaf in zip(arrays, leaves, strict=True))
             return alone["often" if is_batch else runs](*arguments, **named)

@@ -168,3 +168,10 @@ def test_parameters_that_are_not_numbers_give_none_under_jit(k):
         log_prob, probs = jax.jit(numbers)(*parts)
         assert np.isnan(log_prob)
         assert np.isnan(probs).all()
+
+
+def test_known_parameters_are_checked_within_jit():
+    V = np.zeros((4, 1))
+    V[2, 0] = np.nan
+    with pytest.raises(ValueError, match="invalid V parameter"):
+        jax.jit(lambda x: x + NDPP(V, np.ones((4, 2)), np.ones((2, 2)), validate_args=True).V.sum())(1.0)
