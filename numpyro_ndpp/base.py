@@ -30,7 +30,8 @@ from numpyro.util import not_jax_tracer
 from numpyro_ndpp import polynomials
 from numpyro_ndpp.constraints import finite_matrix, positive_semidefinite_part, subset
 from numpyro_ndpp.greedy import exchange, greedy_given, greedy_map
-from numpyro_ndpp.kernel import Pinned, gram, log_minors, log_next_minors, marginal_matrix, quadratic_forms
+from numpyro_ndpp.kernel import Pinned, gram, log_minors, log_next_probs, marginal_matrix, quadratic_forms
+from numpyro_ndpp.linalg import with_derivatives_of
 from numpyro_ndpp.programs import is_tracing, program
 from numpyro_ndpp.samplers import batching
 from numpyro_ndpp.subsets import check_items, items_of_mask, to_multihot
@@ -372,7 +373,9 @@ class SubsetDistribution(Distribution):
 
         def of_kernel(X: Array, W: Array, C: Array, pinned: Array) -> Array:
             log_e = polynomials.log_weights_of_sizes(W, C, Pinned.of(X, pinned), *self._whole_sizes)
-            log_sum = jax.nn.logsumexp(log_e)
+            # A size of probability zero is missing in the derivatives of this sum, and is not in the normaliser's.
+            log_normalizer = self._log_normalizer(W, C, Pinned.of(X, pinned))
+            log_sum = with_derivatives_of(jax.nn.logsumexp(log_e), log_normalizer)
             return jnp.where(log_e > -jnp.inf, log_e - log_sum, -jnp.inf)
 
         return self._per_kernel(of_kernel, "(s)")
@@ -428,7 +431,8 @@ class SubsetDistribution(Distribution):
             log_joint = self._of_subsets(log_sums, signature, together, self.X, self.W, self._gram)
         possible = proper & (log_joint > -jnp.inf) & (pinned > -jnp.inf)
         log_prob = jnp.where(possible, log_joint, 0.0) - jnp.where(possible, pinned, 0.0)
-        return jnp.where(possible, jnp.minimum(log_prob, 0.0), -jnp.inf)
+        # Where the items are certain, rounding must not make them more than that, nor halve the derivative.
+        return jnp.where(possible, with_derivatives_of(jnp.minimum(log_prob, 0.0), log_prob), -jnp.inf)
 
     def next_item_log_prob(self, items: ArrayLike) -> Array:
         r"""The log-probability of every item as the one more item that joins ``items`` (..., m): an array (..., n).
@@ -436,9 +440,7 @@ class SubsetDistribution(Distribution):
         .. math:: P(a \mid J) = \det L_{J∪a} \Big/ \sum_b \det L_{J∪b}
 
         -inf for the items that are in already. Where no item can join, because ``items`` is too large or no larger
-        subset has a positive probability, -inf throughout. O(n m d) for m items. Differentiable, to any order where
-        all items but those of ``items`` can join; where some are impossible the first derivative is right, and the
-        second leaves out what they would have in it.
+        subset has a positive probability, -inf throughout. O(n m d) for m items. Differentiable, to any order.
 
         :raises ValueError: outside jit, for items out of range or repeated.
 
@@ -455,14 +457,9 @@ class SubsetDistribution(Distribution):
     def _next_item_log_prob(self, items: Array) -> Array:
         items, proper = self._clipped(items)
         together = self._with_pinned(items)
-        log_weights = self._of_subsets(log_next_minors, "(n,d),(d,e),(s,m)->(s,n)", together, self.X, self.W)
+        log_probs = self._of_subsets(log_next_probs, "(n,d),(d,e),(s,m)->(s,n)", together, self.X, self.W)
         room = jnp.sum(together < self.num_items, axis=-1) < self._whole_sizes[1]
-        possible = (log_weights > -jnp.inf) & (room & proper)[..., None]
-        any_possible = jnp.any(possible, axis=-1, keepdims=True)
-        # Where there is none, a weight stands in so that no gradient is NaN.
-        safe = jnp.where(any_possible, jnp.where(possible, log_weights, -jnp.inf), 0.0)
-        log_sum = jax.nn.logsumexp(safe, axis=-1, keepdims=True)
-        return jnp.where(possible, jnp.where(possible, log_weights, 0.0) - log_sum, -jnp.inf)
+        return jnp.where((room & proper)[..., None], log_probs, -jnp.inf)
 
     def _clipped(self, items: Array) -> tuple[Array, Array]:
         """Sets of items (..., m), increasing, and which are proper: no item twice, none pinned, all in range."""

@@ -145,14 +145,47 @@ class _Minor(NamedTuple):
 
 
 @jax.jit
-def log_next_minors(X: Array, W: Array, subsets: Array) -> Array:
-    """log det L_{S∪a} for each of the subsets S (s, m) and every item a, (s, n), up to a constant for each subset."""
+def log_next_probs(X: Array, W: Array, subsets: Array) -> Array:
+    """log (det L_{S∪a} / Σ_b det L_{S∪b}) for each of the subsets S (s, m) and every item a, (s, n); -inf if zero."""
     own = OwnForms.of(X, W)
     chunk = max(1, _ITEM_CHUNK // (len(X) * max(subsets.shape[1], 1)))
-    return lax.map(partial(_log_next_minors, X, W, own), subsets, batch_size=min(chunk, len(subsets)))
+    return lax.map(partial(_log_next_probs, X, W, own), subsets, batch_size=min(chunk, len(subsets)))
 
 
 @jax.custom_jvp
+def _log_next_probs(X: Array, W: Array, own: OwnForms, subset: Array) -> Array:
+    log_minors = _log_next_minors(X, W, own, subset)
+    is_none = jnp.all(log_minors == -jnp.inf)
+    return log_minors - jnp.where(is_none, 0.0, jax.nn.logsumexp(log_minors))
+
+
+@_log_next_probs.defjvp
+def _log_next_probs_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
+    # Singular values have no derivative where they meet, so that comes from another formula for the same.
+    log_probs = _log_next_probs(*primals)
+    subset = primals[3]
+
+    def slope(X: Array, W: Array, own: Array) -> Array:
+        if len(subset) == 0:
+            bordered = own
+        else:
+            minor = _Minor.of(X, W, subset)
+            sides = matmul(X, minor.from_items), matmul(X, minor.to_items)
+            bordered = _bordered_next_minors(own, minor.scaled, minor.present, *sides)
+        usable = (log_probs > -jnp.inf) & (bordered > 0)
+        # An item that cannot join has a weight of zero, which is its smallest: that has a second derivative.
+        total = jnp.sum(jnp.where(_are_members(subset, len(X)), 0.0, bordered))
+        total = jnp.where(jnp.any(usable), total, 1.0)
+        return jnp.where(usable, jnp.log(jnp.where(usable, bordered, 1.0)) - jnp.log(total), 0.0)
+
+    return log_probs, jax.jvp(slope, (*primals[:2], primals[2].values), (*tangents[:2], tangents[2].values))[1]
+
+
+def _are_members(subset: Array, n: int) -> Array:
+    """Which of the n items (n,) are in the subset (m,)."""
+    return jnp.zeros(n, bool).at[subset].set(True, mode="drop")
+
+
 def _log_next_minors(X: Array, W: Array, own: OwnForms, subset: Array) -> Array:
     r"""log det L_{S∪a} for every item a (n,), up to a constant; -inf for members and where it is zero to rounding.
 
@@ -163,7 +196,7 @@ def _log_next_minors(X: Array, W: Array, own: OwnForms, subset: Array) -> Array:
     L_S may be singular although L_{S∪a} is not: its adjugate comes from the singular values, which are divided by all
     but the smallest. O(n m d + m³).
     """
-    n, m, eps = len(X), len(subset), jnp.finfo(X.dtype).eps
+    m, eps = len(subset), jnp.finfo(X.dtype).eps
     if m == 0:
         positive = own.values > _ROUNDING_UNITS * eps * own.magnitudes
         return jnp.where(positive, jnp.log(jnp.where(positive, own.values, 1.0)), -jnp.inf)
@@ -182,28 +215,8 @@ def _log_next_minors(X: Array, W: Array, own: OwnForms, subset: Array) -> Array:
     second = sigma[-2] if m > 1 else jnp.ones((), X.dtype)
     possible = second > m * eps * sigma[0]  # no item makes up for two that are missing
     units = _ROUNDING_UNITS * eps * sigma[0] / jnp.where(possible, second, 1.0)  # singular vectors are as good as that
-    member = jnp.zeros(n, bool).at[subset].set(True, mode="drop")
-    positive = possible & ~member & (values > units * magnitude)
+    positive = possible & ~_are_members(subset, len(X)) & (values > units * magnitude)
     return jnp.where(positive, jnp.log(jnp.where(positive, values, 1.0)), -jnp.inf)
-
-
-@_log_next_minors.defjvp
-def _log_next_minors_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
-    # Singular values have no derivative where they meet, so that comes from another formula for the same.
-    log_values = _log_next_minors(*primals)
-    subset = primals[3]
-
-    def slope(X: Array, W: Array, own: Array) -> Array:
-        if len(subset) == 0:
-            bordered = own
-        else:
-            minor = _Minor.of(X, W, subset)
-            sides = matmul(X, minor.from_items), matmul(X, minor.to_items)
-            bordered = _bordered_next_minors(own, minor.scaled, minor.present, *sides)
-        usable = (log_values > -jnp.inf) & (bordered > 0)
-        return jnp.log(jnp.where(usable, bordered, 1.0))
-
-    return log_values, jax.jvp(slope, (*primals[:2], primals[2].values), (*tangents[:2], tangents[2].values))[1]
 
 
 def _bordered_next_minors(own: Array, minor: Array, present: Array, from_items: Array, to_items: Array) -> Array:

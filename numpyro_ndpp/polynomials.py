@@ -218,7 +218,13 @@ def _log_circle_sum(
     doubtful = (jnp.exp(log_radius) * norm * math.sqrt(d * eps) > 1) | (norm == 0)
     least = low if pinned is None else low + pinned.number
     possible = lax.cond(doubtful, lambda: true_rank(W, C) >= least, lambda: jnp.asarray(True)) & (high >= 0)
-    if pinned is not None:
+    wanted = (sizes >= low) & (sizes <= high)
+    if pinned is None:
+        # L + Lᵀ is positive semidefinite: where its trace vanishes, L is skew, and a skew matrix has no odd minors. The
+        # symmetric part comes first: nothing cancels in the sum.
+        is_skew = lax.stop_gradient(jnp.sum(0.5 * (W + W.T) * C)) <= 4 * eps * norm
+        possible &= ~is_skew | jnp.any(wanted & (sizes % 2 == 0))
+    else:
         possible &= lax.stop_gradient(pinned.log_prob(marginal_matrix(W, C))) > -jnp.inf
         # Where L_J is singular, some others are always there: no radius brings the mean of their number below that.
         possible &= mean < high + 0.75
@@ -231,12 +237,6 @@ def _log_circle_sum(
     t = jnp.exp(log_radius) * lax.complex(jnp.cos(angle), jnp.sin(angle))
     sign, log_abs = jnp.linalg.slogdet(A + t[:, None, None] * M)
 
-    wanted = (sizes >= low) & (sizes <= high)
-    if pinned is None:
-        # L + Lᵀ is positive semidefinite: where its trace vanishes, L is skew, and a skew matrix has no odd minors. The
-        # symmetric part comes first: nothing cancels in the sum.
-        is_skew = jnp.sum(0.5 * (W + W.T) * C) <= 4 * eps * norm
-        wanted &= ~is_skew | (sizes % 2 == 0)
     log_power = jnp.where(wanted, -sizes * log_radius, -jnp.inf)
     shift_power, shift_abs = jnp.max(log_power, initial=jnp.finfo(dtype).min), lax.stop_gradient(jnp.max(log_abs))
     turn = angle[:, None] * sizes
