@@ -10,7 +10,7 @@ demo: $(VENV)/.installed-examples
 	$(BIN)/python examples/basket_completion.py
 
 # Most of a quick test is compilation of what runs once. Here XLA compiles without optimisation (tests/conftest.py);
-# test-slow, which runs the quick tests too, compiles as users do.
+# test-slow, which has the rest of the tests, compiles as users do.
 QUICK := NUMPYRO_NDPP_TESTS=quick
 
 test: $(VENV)/.installed-test
@@ -28,7 +28,7 @@ else
 endif
 
 test-slow: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -m slow -n auto --dist worksteal
 
 # Kernels of integers against enumeration, as many as it is told: make fuzz KERNELS=100000 SEED=1
 KERNELS ?= 10000

@@ -276,6 +276,8 @@ class SubsetDistribution(Distribution):
         log_minor = self._log_minors(self.X, self._inner_block, self._with_pinned(subsets))
         possible = inside & (log_minor > -jnp.inf) & (log_normalizer != -jnp.inf)
         log_prob = jnp.where(possible, log_minor - jnp.where(possible, log_normalizer, 0.0), -jnp.inf)
+        # Minor and normaliser have roundings of their own, which must not make more of a subset than certain.
+        log_prob = with_derivatives_of(jnp.minimum(log_prob, 0.0), log_prob)
         # Of a kernel that is not a number no subset is possible, nor impossible.
         return jnp.where(jnp.isnan(log_normalizer), jnp.nan, log_prob)
 
@@ -373,10 +375,11 @@ class SubsetDistribution(Distribution):
 
         def of_kernel(X: Array, W: Array, C: Array, pinned: Array) -> Array:
             log_e = polynomials.log_weights_of_sizes(W, C, Pinned.of(X, pinned), *self._whole_sizes)
-            # A size of probability zero is missing in the derivatives of this sum, and is not in the normaliser's.
+            # What is impossible is for the normaliser to say. A size of probability zero is missing in the derivatives
+            # of this sum, and is not in the normaliser's.
             log_normalizer = self._log_normalizer(W, C, Pinned.of(X, pinned))
             log_sum = with_derivatives_of(jax.nn.logsumexp(log_e), log_normalizer)
-            return jnp.where(log_e > -jnp.inf, log_e - log_sum, -jnp.inf)
+            return jnp.where((log_e > -jnp.inf) & (log_normalizer > -jnp.inf), log_e - log_sum, -jnp.inf)
 
         return self._per_kernel(of_kernel, "(s)")
 
@@ -391,6 +394,7 @@ class SubsetDistribution(Distribution):
         def of_kernel(X: Array, W: Array, C: Array, pinned: Array) -> Array:
             log_sum, slope = jax.value_and_grad(self._log_normalizer, argnums=1)(W, C, Pinned.of(X, pinned))
             probs = quadratic_forms(X, slope)
+            probs = with_derivatives_of(jnp.clip(probs, 0.0, 1.0), probs)
             # Beside items that are never there together nothing is.
             probs = jnp.where(log_sum == -jnp.inf, 0.0, jnp.where(jnp.isnan(log_sum), jnp.nan, probs))
             return probs.at[pinned].set(0.0, mode="drop")
@@ -738,7 +742,8 @@ class Multihot(Distribution):
         n = self.base_dist.num_items
         if value.shape[-1:] != (n,):
             raise ValueError(f"value must have one entry for each of the {n} items, got shape {value.shape}")
-        return self.base_dist.log_prob(_items_of_value(value, self.base_dist.max_size))
+        # Where only the empty subset is allowed, there is room for an item all the same, to say that it is too many.
+        return self.base_dist.log_prob(_items_of_value(value, max(1, self.base_dist.max_size)))
 
     @property
     def mean(self) -> Array:
@@ -749,7 +754,7 @@ class Multihot(Distribution):
     def variance(self) -> Array:
         """p (1 - p) of the inclusion probabilities p."""
         p = self.mean
-        return jnp.maximum(p * (1 - p), 0.0)  # p may be above 1 by a rounding
+        return p * (1 - p)
 
     @property
     def mode(self) -> Array:

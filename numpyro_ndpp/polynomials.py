@@ -45,8 +45,12 @@ _A_LITTLE = 0.02
 # No smaller one is aimed at.
 _SMALLEST_MEAN = 0.01
 _MAX_ITERATIONS = 60
+# The largest step of log r towards smaller means beside pinned items.
+_STEP_DOWN = math.log(16.0)
 # No radius beyond this over eps·norm: every eigenvalue above the rounding noise is saturated there.
 _LARGEST_RADIUS = 256.0
+# No radius below this times d·eps/norm beside pinned items: what they lack would be rounding noise.
+_SMALLEST_RADIUS = 64.0
 
 
 def balanced_product(W: Array, C: Array) -> Array:
@@ -153,7 +157,7 @@ def solve_log_scale(
     smallest = jnp.log(low) - math.log(2 * math.sqrt(d)) - log_norm
     if pinned:
         # Beside pinned items others may be almost certain. A smaller radius would see nothing but rounding.
-        smallest = smallest + 0.5 * math.log(eps)
+        smallest = jnp.maximum(smallest + 0.5 * math.log(eps), math.log(_SMALLEST_RADIUS * d * eps) - log_norm)
     largest = math.log(_LARGEST_RADIUS / eps) - log_norm
 
     def is_solved(mean: Array, aim: Array) -> Array:
@@ -170,6 +174,9 @@ def solve_log_scale(
         newton = state.log_scale - logit_error / odds_slope
         inside = (newton > smaller) & (newton < larger)  # False for NaN too
         proposal = jnp.where(inside, newton, 0.5 * (smaller + larger))
+        if pinned:
+            # Where some others are always there, the mean is flat below: a long step down ends in rounding.
+            proposal = jnp.maximum(proposal, jnp.where(mean > aim, state.log_scale - _STEP_DOWN, proposal))
         log_scale = jnp.where(is_solved(mean, aim), state.log_scale, proposal)
         return _Bracket(smaller, larger, log_scale, mean, aim, state.iteration + 1)
 
@@ -371,6 +378,11 @@ def _log_esps_given(W: Array, C: Array, rows: Array, present: Array, low: Array,
     # Nothing can be made of items that are not there together at all.
     possible = (sign > 0) & jnp.all(jnp.isfinite(p)) & jnp.all(jnp.abs(p) < 1 / jnp.sqrt(eps))
     possible &= Pinned(rows, present).log_prob(marginal_matrix(W, C)) > -jnp.inf
+    # Eigenvalues that are zero or one come out with the root of rounding where they are defective. The ranks say how
+    # many there are: J∪T has no more items than L has ranks, and T makes up for those that L_J lacks.
+    most = true_rank(W, C) - jnp.sum(present)
+    p = jnp.where(jnp.argsort(jnp.argsort(-jnp.abs(p))) < most, p, 0.0)
+    p = jnp.where(jnp.argsort(jnp.argsort(jnp.abs(1 - p))) < _missing_ranks(W, Pinned(rows, present)), 1.0, p)
     real, imag = jnp.real(p), jnp.imag(p)
     squared, squared_other = real**2 + imag**2, (1 - real) ** 2 + imag**2
 
@@ -385,6 +397,16 @@ def _log_esps_given(W: Array, C: Array, rows: Array, present: Array, low: Array,
     log_poly = _multiply_out(constant, linear, quadratic)
     log_poly = log_poly + log_det + poly.log_factor - jnp.arange(d + 1) * log_scale
     return jnp.where(possible, log_poly, -jnp.inf)
+
+
+def _missing_ranks(W: Array, pinned: Pinned) -> Array:
+    """How many ranks the minor L_J of the pinned items lacks, to rounding."""
+    images = matmul(pinned.rows, W)
+    lengths = [jnp.linalg.norm(side, axis=1) for side in (images, pinned.rows)]
+    left, right = (jnp.where(length > 0, 1 / jnp.where(length > 0, length, 1.0), 0.0) for length in lengths)
+    minor = matmul(images, pinned.rows.T) * left[:, None] * right + jnp.diag((~pinned.present).astype(W.dtype))
+    singular_values = jnp.linalg.svd(minor, compute_uv=False)
+    return jnp.sum(singular_values <= 8 * len(W) * jnp.finfo(W.dtype).eps)
 
 
 @_log_esps_given.defjvp

@@ -10,7 +10,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # as many as threads (docs/numerics.md). What must never need this runs with two threads in test_standing_still.py.
 os.environ.setdefault("NPROC", "8")
 if os.environ.get("NUMPYRO_NDPP_TESTS") == "quick":
-    # What is compiled runs once. `make test-slow` runs the same tests compiled as users have them.
+    # What is compiled runs once. `make test-slow` compiles as users do.
     flags = ["--xla_backend_optimization_level=0"]
     if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones do not know it
         flags.append("--xla_cpu_use_fusion_emitters=false")

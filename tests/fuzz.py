@@ -1,25 +1,32 @@
-"""Kernels of small integers, whose minors vanish exactly, against the enumeration of all subsets in integers.
+"""Random kernels against the enumeration of all subsets: every member of every law, all on one compiled program a law.
 
     python tests/fuzz.py [--kernels 10000] [--seed 0] [--float32]
 
-All kernels of a batch are one compilation. Every failure is printed as a line of code.
+Kernels are of small integers, whose minors vanish exactly, of quarters, and of real numbers. The minors of the first
+two are enumerated without rounding, so that what is zero is known. Every failure is printed as a line of code.
+
+A kernel is near the rounding limit if one of its minors is positive, but small beside the terms it is the sum of
+(``is_near_rounding``). Of such a kernel less is asked: no NaN, no probability above 1.001, nothing impossible drawn.
 """
 
 import argparse
 import itertools
 import warnings
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ndpp import KNDPP, NDPP, pad_subsets
+from numpyro_ndpp import KNDPP, NDPP, Cholesky, Exact, Rejection, UpDown, pad_subsets
 
 N = 4
+SHAPES = {"V": (N, 1), "B": (N, 2), "D": (2, 2)}
+RANK = 3
 SUBSETS = [subset for size in range(N + 1) for subset in itertools.combinations(range(N), size)]
 SIZES = np.array([len(subset) for subset in SUBSETS])
 HOLDS = np.array([[item in subset for item in range(N)] for subset in SUBSETS])
-SMALL = [index for index, subset in enumerate(SUBSETS) if len(subset) <= 3]  # larger ones are beyond the rank
+SMALL = [index for index, subset in enumerate(SUBSETS) if len(subset) <= RANK]  # larger ones are beyond the rank
 # the law in code, its smallest and its largest size
 LAWS = {
     "NDPP(V, B, D)": (0, 3),
@@ -30,31 +37,64 @@ LAWS = {
     "KNDPP(V, B, D, 2)": (2, 2),
     "KNDPP(V, B, D, 3)": (3, 3),
 }
+# what is called on the law before its members: which items are in, which are out
+GIVEN = {"": ((), ()), ".condition([0])": ((0,), ()), ".condition([1], [3])": ((1,), (3,))}
+JOINED = ((), (0,), (1, 2))  # the sets that a next item joins
 TOLERANCE = {"float64": 1e-7, "float32": 2e-3}
+# A minor is the difference of terms as large as the product of the lengths of its rows. One that is smaller than so
+# many units of rounding over the tolerance, relative to that, has fewer digits than are asked for.
+ROUNDING_UNITS = 16
+SAMPLERS = {"UpDown": UpDown(), "Exact": Exact(), "Cholesky": Cholesky(), "Rejection": Rejection(100)}
+NUM_DRAWS = 8
+KINDS = ("integers", "quarters", "reals")
 
 
-def integer_kernels(number, seed):
+# --- Kernels, and the truth about them -------------------------------------------------------------------------------
+
+
+def random_kernels(kind, number, seed):
+    """V, B, D, each (number, ...)."""
     rng = np.random.default_rng(seed)
-    shapes = {"V": (N, 1), "B": (N, 2), "D": (2, 2)}
-    return tuple(
-        rng.integers(-1 - (name == "D"), 2 + (name == "D"), (number, *shape)) for name, shape in shapes.items()
-    )
+    if kind == "reals":
+        return [rng.normal(size=(number, *shape)) for shape in SHAPES.values()]
+    units, most = (4, 8) if kind == "quarters" else (1, 1)
+    return [
+        rng.integers(-most - (name == "D"), most + 1 + (name == "D"), (number, *shape)) / units
+        for name, shape in SHAPES.items()
+    ]
 
 
-def determinant(minors):
-    """The determinants of integer matrices (..., k, k), by expansion: exact."""
-    if minors.shape[-1] == 0:
-        return np.ones(minors.shape[:-2], int)
-    rest = [np.delete(minors[..., 1:, :], column, axis=-1) for column in range(minors.shape[-1])]
-    return sum((-1) ** column * minors[..., 0, column] * determinant(rest[column]) for column in range(len(rest)))
+def determinants(matrices):
+    """The determinants of matrices (..., k, k), by expansion: exact for small integers and quarters in float64."""
+    if matrices.shape[-1] == 0:
+        return np.ones(matrices.shape[:-2])
+    rest = [np.delete(matrices[..., 1:, :], column, axis=-1) for column in range(matrices.shape[-1])]
+    return sum((-1) ** column * matrices[..., 0, column] * determinants(rest[column]) for column in range(len(rest)))
 
 
-def probabilities(V, B, D, low, high):
-    """The sum of the minors of the sizes low to high (kernels,), and the probability of every subset (kernels, 2ⁿ)."""
+def all_minors(V, B, D):
+    """det L_S of every subset (kernels, 2ⁿ); none is negative, and none beyond the rank is positive."""
     L = V @ V.swapaxes(1, 2) + B @ (D - D.swapaxes(1, 2)) @ B.swapaxes(1, 2)
-    minors = np.stack([determinant(L[:, subset][:, :, subset]) for subset in map(list, SUBSETS)], axis=1)
-    minors = minors * ((low <= SIZES) & (high >= SIZES))
-    return minors.sum(axis=1), normalized(minors)
+    minors = np.stack([determinants(L[:, subset][:, :, subset]) for subset in map(list, SUBSETS)], axis=1)
+    return np.maximum(minors, 0) * (SIZES <= RANK)
+
+
+def is_near_rounding(V, B, D, minors, dtype):
+    """Which kernels (c,) have a positive minor with fewer digits than are asked for."""
+    X = np.concatenate([V, B], axis=2)
+    images = np.concatenate([V, B @ (D - D.swapaxes(1, 2))], axis=2)
+    lengths = np.linalg.norm(X, axis=2) * np.linalg.norm(images, axis=2)
+    scale = np.stack([np.prod(lengths[:, list(subset)], axis=1) for subset in SUBSETS], axis=1)
+    limit = ROUNDING_UNITS * np.finfo(dtype).eps / TOLERANCE[dtype]
+    return ((minors > 0) & (minors < limit * scale)).any(axis=1)
+
+
+def has_rare_sizes(weights):
+    """Which kernels (c,) have a size of less than a thousandth, whatever number the kernel is multiplied with."""
+    of_sizes = np.stack([weights @ (size == SIZES) for size in range(RANK + 1)], axis=1)
+    scales = np.logspace(-8, 8, 161)[:, None, None] ** np.arange(RANK + 1)
+    best = np.max(of_sizes * scales / np.maximum((of_sizes * scales).sum(axis=2, keepdims=True), 1e-300), axis=0)
+    return ((of_sizes > 0) & (best < 1e-3)).any(axis=1)
 
 
 def normalized(weights):
@@ -62,47 +102,133 @@ def normalized(weights):
     return np.where(total > 0, weights / np.where(total > 0, total, 1), 0.0)
 
 
-def comparisons(code, V, B, D, dtype):
-    """(what is called, its values for each kernel, the true ones), and what ``greedy`` found."""
-    low, high = LAWS[code]
-    total, exact = probabilities(V, B, D, low, high)
-    names = {"V": V.astype(dtype), "B": B.astype(dtype), "D": D.astype(dtype), "NDPP": NDPP, "KNDPP": KNDPP}
-    law = eval(code, names)
-    padded = jnp.asarray(pad_subsets([SUBSETS[index] for index in SMALL], N, 3))
-    marginals = np.stack([exact[:, HOLDS[:, list(subset)].all(axis=1)].sum(axis=1) for subset in SUBSETS], axis=1)
-    scale = np.maximum(total, 1)
-    yield ".log_normalizer", np.exp(law.log_normalizer) / scale, total / scale
-    yield f".log_prob({padded.tolist()})", np.exp(law.log_prob(padded[:, None])).T, exact[:, SMALL]
-    yield ".inclusion_probs()", law.inclusion_probs(), exact @ HOLDS
-    called = f".marginal_log_prob({padded.tolist()})"
-    yield called, np.exp(law.marginal_log_prob(padded[:, None])).T, marginals[:, SMALL]
-    found = np.asarray(law.greedy())
-    place = [SUBSETS.index(tuple(int(item) for item in row if item < N)) for row in found]
-    is_right = np.where(total > 0, exact[np.arange(len(V)), place] > 0, SIZES[place] < max(low, 1))
-    yield ".greedy()", is_right, np.ones(len(V), bool)
-    given, rest = law.condition([0]), normalized(exact * HOLDS[:, 0])
-    yield ".condition([0]).inclusion_probs()", given.inclusion_probs()[:, 1:], (rest @ HOLDS)[:, 1:]
-    others = [index for index, subset in enumerate(SUBSETS) if 0 in subset and len(subset) - 1 <= given.max_size]
-    values = [[item for item in SUBSETS[index] if item] for index in others]
-    values = jnp.asarray(pad_subsets(values, N, given.max_size))
-    yield ".condition([0]).log_prob(...)", np.exp(given.log_prob(values[:, None])).T, rest[:, others]
+def place_of(subset):
+    return SUBSETS.index(tuple(sorted(subset)))
 
 
-def failures(number, seed, dtype):
+def truth(V, B, D, low, high, given):
+    """What every member should give, for all kernels; and the probability of every whole subset (kernels, 2ⁿ)."""
+    include, exclude = GIVEN[given]
+    minors = all_minors(V, B, D)
+    weights = minors * ((low <= SIZES) & (high >= SIZES) & ~HOLDS[:, exclude].any(axis=1))
+    weights = weights * HOLDS[:, include].all(axis=1)
+    probs = normalized(weights)
+    others = [item for item in range(N) if item not in include]
+    scale = np.maximum(weights.sum(axis=1), 1)
+    yield "log_normalizer", weights.sum(axis=1) / scale, lambda value: np.exp(value) / scale
+    yield "log_prob", probs[:, [place_of((*include, *subset)) for subset in values_of(include)]], np.exp
+    inclusion = probs @ HOLDS
+    inclusion[:, list(include)] = 0
+    yield "inclusion_probs", inclusion, np.asarray
+    yield "multihot.log_prob", probs[:, [place_of((*include, *subset)) for subset in values_of(include)]], np.exp
+    sizes = np.stack([probs @ (size + len(include) == SIZES) for size in range(RANK + 1)], axis=1)
+    yield "size_log_prob", sizes, np.exp
+    together = [HOLDS[:, list(subset)].all(axis=1) for subset in values_of(include)]
+    yield "marginal_log_prob", np.stack([probs @ there for there in together], axis=1), np.exp
+    for joined in JOINED:
+        if set(joined) & {*include, *exclude}:
+            continue
+        allowed = len(joined) + len(include) < high
+        free = [item for item in others if item not in joined and item not in exclude]
+        joint = np.zeros((len(V), N))
+        joint[:, free] = minors[:, [place_of((*include, *joined, item)) for item in free]] * allowed
+        yield f"next_item_log_prob {joined}", normalized(joint), np.exp
+
+
+def values_of(include):
+    """The subsets of other items that a value may be."""
+    return [subset for subset in SUBSETS if not set(subset) & set(include) and len(subset) <= RANK - len(include)]
+
+
+# --- What the package says -------------------------------------------------------------------------------------------
+
+
+@cache
+def program(code, given, samplers):
+    """All members for a batch of kernels (c, ...), in one program."""
+
+    @jax.jit
+    def members(V, B, D, key):
+        include, exclude = map(list, GIVEN[given])
+        law = eval(code, {"V": V, "B": B, "D": D, "NDPP": NDPP, "KNDPP": KNDPP})
+        law = law.condition(include, exclude) if given else law
+        values = jnp.asarray(pad_subsets(values_of(include), N, RANK))
+        masks = jnp.asarray([[item in subset for item in range(N)] for subset in values_of(include)], jnp.int32)
+        result = {
+            "log_normalizer": law.log_normalizer,
+            "log_prob": law.log_prob(values[:, None]).T,
+            "inclusion_probs": law.inclusion_probs(),
+            "multihot.log_prob": law.multihot().log_prob(masks[:, None]).T,
+            "size_log_prob": law.size_log_prob(),
+            "marginal_log_prob": law.marginal_log_prob(values[:, None]).T,
+            "greedy": law.greedy(),
+        }
+        for joined in JOINED:
+            if not set(joined) & {*include, *exclude}:
+                result[f"next_item_log_prob {joined}"] = law.next_item_log_prob(jnp.asarray(joined, jnp.int32))
+        for name in samplers:
+            law.sampler = SAMPLERS[name]
+            result[f"sample by {name}"] = jnp.moveaxis(law.sample(key, (NUM_DRAWS,)), 0, 1)
+        return result
+
+    return members
+
+
+def places(subsets, include):
+    """The place of every padded subset of others (c, w) in the list of all; -1 for what is no subset."""
+    found = np.full(len(subsets), -1)
+    for number, row in enumerate(np.asarray(subsets)):
+        items = [int(item) for item in row if item < N]
+        if all(item >= 0 for item in items) and len({*items, *include}) == len(items) + len(include):
+            found[number] = place_of((*items, *include))
+    return found
+
+
+def comparisons(code, given, V, B, D, dtype, samplers):
+    """(the member, its values for each kernel, the true ones, and the kernels (c,) for which it is wrong)."""
+    (low, high), (include, exclude) = LAWS[code], GIVEN[given]
+    parts = [part.astype(dtype) for part in (V, B, D)]
+    members = jax.device_get(program(code, given, samplers)(*parts, jax.random.key(0)))
+    # Of real numbers the kernel is what is left of them in the type.
+    exact = [part.astype(float) for part in parts]
+    is_near = is_near_rounding(*exact, all_minors(*exact), dtype)
+    for member, wanted, as_probs in truth(*exact, low, high, given):
+        got = np.asarray(as_probs(members[member]), float)
+        wrong = ~(np.abs(got - wanted) < TOLERANCE[dtype]).reshape(len(V), -1).all(axis=1)
+        never = ~(got < 1.001).reshape(len(V), -1).all(axis=1)  # NaN too
+        yield member, got, wanted, np.where(is_near, never, wrong)
+    of_all_sizes = all_minors(*exact) * HOLDS[:, list(include)].all(axis=1) * ~HOLDS[:, list(exclude)].any(axis=1)
+    minors = of_all_sizes * ((low <= SIZES) & (high >= SIZES))
+    is_possible = minors.sum(axis=1) > 0
+    kernels = np.arange(len(V))
+    greedy = places(members["greedy"], include)
+    least = max(low, 1)
+    is_padded = SIZES[greedy] < max(least, len(include) + 1)
+    is_right = np.where(is_possible, minors[kernels, greedy] > 0, is_padded) | (is_near & is_padded)
+    yield "greedy", members["greedy"], is_possible, ~is_right
+    for name in samplers:
+        drawn = members[f"sample by {name}"]
+        at = places(drawn.reshape(len(V) * NUM_DRAWS, drawn.shape[-1]), include).reshape(len(V), NUM_DRAWS)
+        failed = (drawn == -1).all(axis=-1) if drawn.shape[-1] else np.repeat(~is_possible[:, None], NUM_DRAWS, 1)
+        in_support = (at >= 0) & (np.take_along_axis(minors, np.maximum(at, 0), 1) > 0)
+        # Rejection may give up, as may the sweeps of Cholesky if a size is rare at every scale of the kernel, and all
+        # samplers where what is allowed is near rounding.
+        may_fail = (is_near | (name == "Rejection") | ((name == "Cholesky") & has_rare_sizes(of_all_sizes)))[:, None]
+        is_right = np.where(is_possible[:, None], in_support | (failed & may_fail), failed)
+        yield f"sample by {name}", drawn, is_possible, ~is_right.all(axis=1)
+
+
+def failures(V, B, D, dtype="float64", laws=tuple(LAWS), givens=tuple(GIVEN), samplers=("Cholesky",)):
     """A line of code for every kernel and member that is wrong, with what came out."""
-    V, B, D = integer_kernels(number, seed)
     lines = []
-    for code in LAWS:
-        for called, got, wanted in comparisons(code, V, B, D, dtype):
-            got = np.asarray(got, float).reshape(number, -1)
-            wanted = np.asarray(wanted, float).reshape(number, -1)
-            wrong = ~(np.abs(got - wanted) < TOLERANCE[dtype]).all(axis=1)
+    for code, given in itertools.product(laws, givens):
+        for member, got, wanted, wrong in comparisons(code, given, V, B, D, dtype, samplers):
             for kernel in np.flatnonzero(wrong):
                 parts = ", ".join(
                     f"{name} = np.array({part[kernel].tolist()}, '{dtype}')"
                     for name, part in zip("VBD", (V, B, D), strict=True)
                 )
-                lines.append(f"{parts}; {code}{called}  # {got[kernel].tolist()} is {wanted[kernel].tolist()}")
+                lines.append(f"{parts}; {code}{given}  # {member}: {got[kernel].tolist()} is {wanted[kernel].tolist()}")
     return lines
 
 
@@ -114,9 +240,11 @@ def main():
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     warnings.filterwarnings("ignore", "Out-of-support")
-    number, at_once = 0, min(1000, arguments.kernels)
+    check = partial(failures, dtype="float32" if arguments.float32 else "float64", samplers=tuple(SAMPLERS))
+    number, at_once = 0, min(500, arguments.kernels)
     for batch in range(-(-arguments.kernels // at_once)):
-        lines = failures(at_once, (arguments.seed, batch), "float32" if arguments.float32 else "float64")
+        kind = KINDS[batch % len(KINDS)]
+        lines = check(*random_kernels(kind, at_once, (arguments.seed, batch)))
         number += len(lines)
         print(*lines, f"{(batch + 1) * at_once:,} kernels, {number} failures", sep="\n", flush=True)
     raise SystemExit(number > 0)

@@ -4,9 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fuzz import failures
+from fuzz import GIVEN, KINDS, LAWS, SHAPES, failures, random_kernels
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from numpyro_ndpp import KNDPP, NDPP, pad_subsets
+from numpyro_ndpp import KNDPP, NDPP, Cholesky, pad_subsets
 from numpyro_ndpp.kernel import gram
 from numpyro_ndpp.polynomials import true_rank
 
@@ -19,13 +22,50 @@ def matrix(*rows):
     return np.array(rows, float)
 
 
+@st.composite
+def kernels(draw):
+    """V, B and D of one kernel, in a batch of one: small integers or quarters, whose minors often vanish exactly."""
+    units, most = draw(st.sampled_from([(1, 2), (4, 8)]))
+    return [draw(arrays(int, (1, *shape), elements=st.integers(-most, most))) / units for shape in SHAPES.values()]
+
+
+# The programs of these are compiled once; each of the hundreds of kernels takes milliseconds.
+QUICK = [("NDPP(V, B, D, min_size=1)", ""), ("KNDPP(V, B, D, 2)", ".condition([0])")]
+
+
 @pytest.mark.filterwarnings("ignore:Out-of-support")
 @pytest.mark.parametrize(
-    ("dtype", "number"),
-    [("float64", 100), *(pytest.param(dtype, 2000, marks=pytest.mark.slow) for dtype in ("float64", "float32"))],
+    ("law", "condition"),
+    [
+        pytest.param(law, condition, marks=[] if (law, condition) in QUICK else pytest.mark.slow)
+        for law in LAWS
+        for condition in GIVEN
+    ],
 )
-def test_integer_kernels_equal_enumeration(dtype, number):
-    assert failures(number, 0, dtype) == []
+def test_all_members_agree_with_enumeration(law, condition):
+    """Sums, marginals, sizes, next items, Bayes, greedy and draws: all against minors enumerated without rounding."""
+
+    @settings(max_examples=200, derandomize=True, database=None, deadline=None)
+    @given(kernels())
+    def check(parts):
+        assert failures(*parts, laws=(law,), givens=(condition,)) == []
+
+    check()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Out-of-support")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_many_kernels_at_once(dtype, kind):
+    assert failures(*random_kernels(kind, 500, 0), dtype) == []
+
+
+@pytest.mark.filterwarnings("ignore:Out-of-support")
+def test_nothing_but_the_empty_subset_of_a_view():
+    """There is no room for an item that is too many."""
+    law = KNDPP(*(part[0] for part in random_kernels("reals", 1, 0)), 1).condition([0]).multihot()
+    np.testing.assert_allclose(np.exp(law.log_prob(np.array([[0, 0, 0, 0], [0, 1, 0, 0]]))), [1, 0], atol=1e-14)
 
 
 def test_padding_changes_no_marginal():
@@ -45,7 +85,7 @@ def test_beside_an_item_that_needs_a_partner():
 
 def test_a_partner_is_certain():
     V, B, D = np.zeros((4, 1)), matrix([0, 1], [0, 0], [0, 0], [-1, -1]), matrix([2, -1], [2, 0])
-    law = NDPP(V, B, D, max_size=2)
+    law = NDPP(V, B, D, max_size=2, sampler=Cholesky())
     np.testing.assert_allclose(np.exp(law.marginal_log_prob(jnp.array([0]))), 0.9, atol=1e-14)
     given = law.condition([0])
     np.testing.assert_allclose(np.exp(given.log_prob(jnp.array([3]))), 1, atol=1e-14)
@@ -55,7 +95,7 @@ def test_a_partner_is_certain():
 
 def test_nothing_of_an_impossible_size():
     V, B, D = column(-1, 0, 0, 0), matrix([0, 0], [-1, -1], [1, 1], [0, 0]), matrix([-1, 0], [-1, 0])
-    law = KNDPP(V, B, D, 2)
+    law = KNDPP(V, B, D, 2, sampler=Cholesky())
     assert law.log_normalizer == -jnp.inf
     assert (law.inclusion_probs() == 0).all()
     with pytest.raises(ValueError, match="could be drawn"):

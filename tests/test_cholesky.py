@@ -71,6 +71,7 @@ def test_impossible_size_is_an_error_and_minus_one_under_jit():
     assert (jax.jit(law.log_prob)(draws) == -jnp.inf).all()
 
 
+@pytest.mark.slow
 def test_uniform_numbers_are_fine_enough_for_small_probabilities():
     """Below 2⁻²³, the spacing of float32's own uniform numbers, the share of numbers is still what it should be."""
     numbers = np.asarray(_uniform(jax.random.key(5), (2**26,), np.float32))

@@ -25,7 +25,11 @@ def draw_masks(law, key):
     return to_multihot(law.sample(key, (NUM_DRAWS,)), N)
 
 
-@every_sampler
+@pytest.mark.parametrize(
+    "sampler",
+    [pytest.param(s, marks=pytest.mark.slow if isinstance(s, Rejection) else []) for s in SAMPLERS],
+    ids=lambda sampler: type(sampler).__name__,
+)
 @pytest.mark.parametrize(
     "name",
     ["skew pairs", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ordinary", "skew", "repeated rows"))],

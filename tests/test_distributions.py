@@ -292,7 +292,9 @@ def test_float32_agrees_with_float64():
         np.testing.assert_allclose(included, expected_inclusion, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16])
+@pytest.mark.parametrize(
+    "dtype", [np.int8, *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (np.uint8, np.int16))]
+)
 def test_values_in_types_too_narrow_for_the_number_of_items(dtype):
     """JAX writes a number that is compared with an array in the array's type: 300 would be 44."""
     rng, n = np.random.default_rng(0), 40_000 if dtype == np.int16 else 300

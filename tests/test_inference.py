@@ -120,7 +120,11 @@ def test_prior_predictive_with_every_sampler(sampler, parallel):
 
 
 @pytest.mark.parametrize("parallel", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize(
+    "sampler",
+    [pytest.param(s, marks=pytest.mark.slow if isinstance(s, UpDown) else []) for s in SAMPLERS],
+    ids=lambda s: type(s).__name__,
+)
 def test_posterior_predictive_with_every_sampler(sampler, parallel):
     rng = np.random.default_rng(0)
     kernels = {"V": 0.7 * rng.normal(size=(400, 6, 3)), "B": 0.3 * rng.normal(size=(400, 6, 2))}

@@ -13,7 +13,7 @@ from jax import random
 from kernels import PARTS, SKEW, N, all_subsets, enumerated_minors, table
 from numpyro.infer import MCMC, NUTS, HMCGibbs
 
-from numpyro_ndpp import KNDPP, NDPP, Contour, SubsetGibbs, UpDown, pad_subsets, to_multihot
+from numpyro_ndpp import KNDPP, NDPP, Cholesky, Contour, SubsetGibbs, UpDown, pad_subsets, to_multihot
 
 Gibbs = getattr(numpyro.infer, "Gibbs", None)
 NUM_SAMPLES = 50_000
@@ -263,12 +263,12 @@ def test_two_subset_sites_and_the_acceptance_rate():
 # --- Bad input -------------------------------------------------------------------------------------------------------
 
 
-def bad_model(y=None):
-    numpyro.sample("S", prior(2))
-    numpyro.sample("observed", prior(2), obs=jnp.array([0, 1]))
+def bad_model(y=None, sampler=Cholesky()):
+    numpyro.sample("S", prior(2, sampler))
+    numpyro.sample("observed", prior(2, sampler), obs=jnp.array([0, 1]))
     numpyro.sample("x", dist.Normal(0, 1))
     with numpyro.plate("plate", 2):
-        numpyro.sample("inside", prior(2))
+        numpyro.sample("inside", prior(2, sampler))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_bad_settings():
     with pytest.raises(ValueError, match="fresh must be between 0 and 1"):
         SubsetGibbs(bad_model, "S", fresh=2.0)
     with pytest.raises(ValueError, match=r"fresh draws must be exact, but site 'S' has the sampler UpDown"):
-        SubsetGibbs(bad_model, "S", fresh=0.5).gibbs_fn()
+        SubsetGibbs(bad_model, "S", fresh=0.5).gibbs_fn(sampler=UpDown(num_steps=1))
     with pytest.raises(ValueError, match="site must be the name of a site"):
         SubsetGibbs(bad_model, [])
 
@@ -299,8 +299,8 @@ def test_bad_settings():
 @pytest.mark.parametrize(
     ("law", "start"),
     [
-        (lambda: NDPP(*PARTS["ordinary"], max_size=2).multihot(), np.ones(N, int)),
-        (lambda: NDPP(*PARTS["ordinary"]).condition([0]), np.array([0, 2, *[N] * 5])),
+        (lambda: NDPP(*PARTS["ordinary"], max_size=2, sampler=Cholesky()).multihot(), np.ones(N, int)),
+        (lambda: NDPP(*PARTS["ordinary"], sampler=Cholesky()).condition([0]), np.array([0, 2, *[N] * 5])),
     ],
     ids=["too many for a view", "pinned already"],
 )
@@ -312,7 +312,7 @@ def test_start_that_is_no_value_of_its_law(law, start):
 
 def test_likelihood_that_is_not_a_number_is_left():
     def model():
-        chosen = numpyro.sample("S", NDPP(*PARTS["ordinary"]).multihot())
+        chosen = numpyro.sample("S", NDPP(*PARTS["ordinary"], sampler=Cholesky()).multihot())
         numpyro.factor("trouble", jnp.where(chosen[0] == 1, jnp.nan, 0.0))
 
     kernel = SubsetGibbs(model, "S")

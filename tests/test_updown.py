@@ -129,7 +129,9 @@ def test_direct_operator_has_the_conditional_law(name, subset, kept, dtype):
 
 
 @pytest.mark.parametrize("up", ["rejection", "naive"])
-@pytest.mark.parametrize(("name", "subset", "kept"), [CASES[0], CASES[1], CASES[4], CASES[7]])
+@pytest.mark.parametrize(
+    ("name", "subset", "kept"), [CASES[0], CASES[1], CASES[4], pytest.param(*CASES[7], marks=pytest.mark.slow)]
+)
 def test_other_operators_have_the_conditional_law(name, subset, kept, up):
     check_pairs(name, subset, kept, 20_000 if up == "rejection" else 4_000, up, np.float64)
 
@@ -312,7 +314,8 @@ def test_draws_of_limited_size():
     assert chi_square_p_value(enumerated_law("ordinary", 2, 4), draws) > 1e-4
 
 
-@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_draws_of_like_sizes_are_made_together(dtype, monkeypatch):
     """A few at a time; and where there is room for many more items than there are, at the cost of those that are."""
     monkeypatch.setattr(updown, "walk_chunk_size", lambda walk, width: 512)
@@ -323,6 +326,7 @@ def test_draws_of_like_sizes_are_made_together(dtype, monkeypatch):
     assert chi_square_p_value(enumerated_law("ordinary"), draws) > 1e-4
 
 
+@pytest.mark.slow
 def test_uniform_start():
     """Rows of zeros make most uniform starts impossible; none of these is ever returned."""
     law = factored("zero rows", 4, init="uniform", num_steps=0)
@@ -341,7 +345,7 @@ def test_distinct_items_are_uniform():
     assert stats.chisquare(counts).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 def test_large_subsets_are_distinct_items(dtype):
     n, k = 5000, 150
     law = KNDPP(*paper_kernel(n, 200, dtype), k=k, sampler=UpDown(num_steps=5))
@@ -426,15 +430,15 @@ def test_prepared_draws_are_the_same_and_pass_through_jit():
 
 
 def test_concrete_parameters_are_prepared_once(monkeypatch):
-    law = KNDPP(*PARTS["ordinary"], 4)
+    law = KNDPP(*PARTS["ordinary"], 4, sampler=Cholesky())
     calls = []
-    original = UpDown.prepare
+    original = Cholesky.prepare
 
     def counted(self, *args, **kwargs):
         calls.append(1)
         return original(self, *args, **kwargs)
 
-    monkeypatch.setattr(UpDown, "prepare", counted)
+    monkeypatch.setattr(Cholesky, "prepare", counted)
     jax.clear_caches()
     jax.jit(lambda key: law.sample(key))(jax.random.key(3))
     for seed in range(3):
@@ -470,7 +474,9 @@ def test_bad_settings(settings, message):
         UpDown(**settings)
 
 
-@pytest.mark.parametrize(("name", "k", "init"), [("skew", 3, "greedy"), ("odd d2", 8, "uniform")])
+@pytest.mark.parametrize(
+    ("name", "k", "init"), [("skew", 3, "greedy"), pytest.param("odd d2", 8, "uniform", marks=pytest.mark.slow)]
+)
 def test_impossible_size_is_an_error_and_minus_one_under_jit(name, k, init):
     law = factored(name, k, init=init)
     with pytest.raises(ValueError, match=f"no subset of {k} items could be drawn"):
@@ -480,7 +486,7 @@ def test_impossible_size_is_an_error_and_minus_one_under_jit(name, k, init):
     assert (jax.jit(law.log_prob)(draws) == -jnp.inf).all()
 
 
-@pytest.mark.parametrize("sampler", [UpDown(), Cholesky()])
+@pytest.mark.parametrize("sampler", [pytest.param(UpDown(), marks=pytest.mark.slow), Cholesky()])
 def test_impossible_range_of_sizes(sampler):
     law = NDPP(*PARTS["skew"], min_size=7, max_size=8, sampler=sampler)
     with pytest.raises(ValueError, match="no subset of 7 to 8 items could be drawn"):
@@ -521,6 +527,7 @@ def test_sizes_zero_and_one(k):
     assert factored("ordinary", k).sample(jax.random.key(0), (0,)).shape == (0, k)
 
 
+@pytest.mark.slow
 def test_without_64_bits(without_x64):
     law = KNDPP(*paper_kernel(N, 8, np.float32), k=3)
     draws = law.sample(jax.random.key(0), (5000,))
