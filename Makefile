@@ -30,7 +30,7 @@ endif
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow -n auto --dist worksteal
 
-# Kernels of integers against enumeration, as many as it is told: make fuzz KERNELS=100000 SEED=1
+# Random kernels against enumeration, as many as it is told: make fuzz KERNELS=100000 SEED=1
 KERNELS ?= 10000
 SEED ?= 0
 fuzz: $(VENV)/.installed-test

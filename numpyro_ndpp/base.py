@@ -13,6 +13,7 @@ import copy
 import functools
 import math
 import operator
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -111,27 +112,13 @@ def _prepare(sampler: Any, X: Array, W: Array, pinned: Array, min_size: int, max
 _prepare_one, _prepare_many = (program(runs, static_argnums=(0, 4, 5, 6))(_prepare) for runs in ("once", "often"))
 
 
-def _log_sum(W: Array, C: Array, pinned: Pinned, sizes: tuple[int, int], rank: int, num_certain: int) -> Array:
-    """log Σ det L_S over the subsets of an allowed size that hold the pinned items.
-
-    :param sizes: the smallest and the largest size.
-    :param num_certain: how many of the pinned items are known to be there, and not padding.
-    """
-    (low, high), num_rows = sizes, len(pinned.rows)
-    if num_rows == 0:
-        return polynomials.log_sum_esp(W, C, low, high, rank)
-    if num_certain >= low and high == rank:
-        return polynomials.log_sum_esp(W, C, 0, rank, rank) + pinned.log_prob(marginal_matrix(W, C))
-    fixed = low == high and num_certain == num_rows <= high
-    return polynomials.log_sum_esp_given(W, C, pinned, low, high, rank, fixed)
-
-
 @partial(jax.jit, static_argnames=("sizes", "rank", "num_certain"))
 def _log_sums(
     X: Array, W: Array, C: Array, subsets: Array, *, sizes: tuple[int, int], rank: int, num_certain: int
 ) -> Array:
-    """The same with each of the subsets (s, m) pinned."""
-    return lax.map(lambda items: _log_sum(W, C, Pinned.of(X, items), sizes, rank, num_certain), subsets)
+    """The log-normaliser with each of the subsets (s, m) pinned."""
+    log_sum = partial(polynomials.log_normalizer, W, C, sizes=sizes, rank=rank, num_certain=num_certain)
+    return lax.map(lambda items: log_sum(pinned=Pinned.of(X, items)), subsets)
 
 
 @jax.jit
@@ -218,10 +205,10 @@ class SubsetDistribution(Distribution):
     def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
         """Draws of shape ``sample_shape + batch_shape + event_shape``, int32, by the distribution's ``sampler``.
 
-        Under jit a draw that cannot be made is -1 throughout: no subset of an allowed size has positive probability, or
-        the sampler gave up.
+        A draw that cannot be made is -1 throughout: no subset of an allowed size has positive probability, or the
+        sampler gave up. Outside jit a warning says how many there are, and why.
 
-        :raises ValueError: outside jit, for a draw that cannot be made.
+        :raises ValueError: outside jit, if no draw could be made.
         """
         if not hasattr(key, "dtype"):
             raise ValueError(f"key must be a JAX random key, got {key!r}")
@@ -238,16 +225,30 @@ class SubsetDistribution(Distribution):
         else:
             draws = batching.sample(self.sampler, state, None, key, num_draws)
         draws = draws.reshape(self.shape(tuple(sample_shape)))
-        failed = not_jax_tracer(draws) and bool((draws < 0).any())
-        if self.max_size == 0 and not_jax_tracer(self.log_normalizer):  # a value without items cannot show it
-            failed = bool((self.log_normalizer == -jnp.inf).any())
-        if failed:
-            failure = self.sampler.failure(state) if hasattr(self.sampler, "failure") else "they have probability zero"
-            raise ValueError(
-                f"no subset of {self._sizes_in_words()} items could be drawn by {self.sampler} from this kernel: "
-                f"{failure}"
-            )
+        if not_jax_tracer(draws):
+            self._check_draws(np.asarray(draws), state)
         return jax.device_put(draws) if isinstance(draws, np.ndarray) else draws
+
+    def _check_draws(self, draws: np.ndarray, state: Any) -> None:
+        """A warning if some of the draws (..., w) could not be made, a ValueError if none could."""
+        if self.max_size == 0:  # a value without items cannot show it
+            failed = np.broadcast_to(self.log_normalizer == -jnp.inf, draws.shape[:-1])
+        else:
+            failed = draws[..., 0] < 0
+        if not failed.any():
+            return
+        if np.isnan(self.log_normalizer).any():
+            reason = "the kernel has NaN"
+        elif (self.log_normalizer == -jnp.inf).any():
+            reason = "they have probability zero"
+        else:
+            reason = self.sampler.failure(state)
+        drawn_by = f"of {self._sizes_in_words()} items could be drawn by {self.sampler} from this kernel: {reason}"
+        if failed.all():
+            raise ValueError(f"no subset {drawn_by}")
+        warnings.warn(
+            f"{failed.sum()} of {failed.size} draws are -1 throughout, because no subset {drawn_by}", stacklevel=3
+        )
 
     @validate_sample
     def log_prob(self, value: ArrayLike, intermediates: list[Any] | None = None) -> Array:
@@ -278,7 +279,7 @@ class SubsetDistribution(Distribution):
         log_prob = jnp.where(possible, log_minor - jnp.where(possible, log_normalizer, 0.0), -jnp.inf)
         # Minor and normaliser have roundings of their own, which must not make more of a subset than certain.
         log_prob = with_derivatives_of(jnp.minimum(log_prob, 0.0), log_prob)
-        # Of a kernel that is not a number no subset is possible, nor impossible.
+        # A kernel with NaN gives NaN.
         return jnp.where(jnp.isnan(log_normalizer), jnp.nan, log_prob)
 
     def _bare(self) -> Self:
@@ -311,6 +312,11 @@ class SubsetDistribution(Distribution):
     @property
     def _pinned(self) -> Array:
         """The items (..., j), padded with n, that are in every subset beside its value."""
+        return jnp.zeros(0, jnp.int32)
+
+    @property
+    def _excluded(self) -> Array:
+        """The items (..., m), padded with n, that are in no subset."""
         return jnp.zeros(0, jnp.int32)
 
     @property
@@ -358,7 +364,8 @@ class SubsetDistribution(Distribution):
         return 0
 
     def _log_normalizer(self, W: Array, C: Array, pinned: Pinned) -> Array:
-        return _log_sum(W, C, pinned, self._whole_sizes, min(self.num_items, self.rank), self._num_certain)
+        rank = min(self.num_items, self.rank)
+        return polynomials.log_normalizer(W, C, pinned, self._whole_sizes, rank, self._num_certain)
 
     @lazy_property
     def log_normalizer(self) -> Array:
@@ -379,7 +386,8 @@ class SubsetDistribution(Distribution):
             # of this sum, and is not in the normaliser's.
             log_normalizer = self._log_normalizer(W, C, Pinned.of(X, pinned))
             log_sum = with_derivatives_of(jax.nn.logsumexp(log_e), log_normalizer)
-            return jnp.where((log_e > -jnp.inf) & (log_normalizer > -jnp.inf), log_e - log_sum, -jnp.inf)
+            log_probs = jnp.where((log_e > -jnp.inf) & (log_normalizer > -jnp.inf), log_e - log_sum, -jnp.inf)
+            return jnp.where(jnp.isnan(log_normalizer), jnp.nan, log_probs)
 
         return self._per_kernel(of_kernel, "(s)")
 
@@ -436,7 +444,8 @@ class SubsetDistribution(Distribution):
         possible = proper & (log_joint > -jnp.inf) & (pinned > -jnp.inf)
         log_prob = jnp.where(possible, log_joint, 0.0) - jnp.where(possible, pinned, 0.0)
         # Where the items are certain, rounding must not make them more than that, nor halve the derivative.
-        return jnp.where(possible, with_derivatives_of(jnp.minimum(log_prob, 0.0), log_prob), -jnp.inf)
+        log_prob = jnp.where(possible, with_derivatives_of(jnp.minimum(log_prob, 0.0), log_prob), -jnp.inf)
+        return jnp.where(jnp.isnan(self.log_normalizer), jnp.nan, log_prob)
 
     def next_item_log_prob(self, items: ArrayLike) -> Array:
         r"""The log-probability of every item as the one more item that joins ``items`` (..., m): an array (..., n).
@@ -498,6 +507,7 @@ class SubsetDistribution(Distribution):
         n, no_items = self.num_items, jnp.zeros(0, jnp.int32)
         include = check_items("include", no_items if include is None else include, n)
         exclude = check_items("exclude", no_items if exclude is None else exclude, n)
+        excluded = _sorted_together(exclude, self._excluded)
         (low, high), num_new = self._whole_sizes, include.shape[-1]
         together = self._with_pinned(include)
         is_known = not_jax_tracer(include)
@@ -517,8 +527,8 @@ class SubsetDistribution(Distribution):
                 + (f" beside {self._num_certain} included before" if self._num_certain else "")
                 + f", but subsets have at most {high}"
             )
-        if all(map(not_jax_tracer, (include, exclude, together))):
-            self._check_apart(np.asarray(exclude), np.asarray(together))
+        if all(map(not_jax_tracer, (include, excluded, together))):
+            self._check_apart(np.asarray(excluded), np.asarray(together))
         # A fixed size makes padding impossible; else what is not seen may be padding.
         certain = num_new if low == high or not padded else int(counts.min()) if counts is not None else 0
         X = self.X
@@ -528,6 +538,7 @@ class SubsetDistribution(Distribution):
             X,
             self.W,
             together,
+            excluded,
             whole_sizes=(low, high),
             num_certain=self._num_certain + certain,
             sampler=self.sampler,
@@ -645,7 +656,9 @@ class Conditioned(SubsetDistribution):
 
     :param X, W: the kernel L = X W Xᵀ; the rows of excluded items are zero.
     :param include: the pinned items J (..., j), increasing and padded with n.
-    :param whole_sizes: the smallest and largest size of J∪T.
+    :param exclude: the items (..., m) that are out, likewise.
+    :param whole_sizes: the smallest and largest size of J∪T. Where they differ, ``include`` may be padding, and the
+        event has room for as many items as J∪T: its shape depends on no value.
     :param num_certain: how many of the pinned items are known not to be padding.
     """
 
@@ -653,6 +666,7 @@ class Conditioned(SubsetDistribution):
         "X": finite_matrix,
         "W": positive_semidefinite_part,
         "include": constraints.independent(constraints.nonnegative_integer, 1),
+        "exclude": constraints.independent(constraints.nonnegative_integer, 1),
     }
     pytree_aux_fields: tuple[str, ...] = ("whole_sizes", "num_certain")
 
@@ -661,18 +675,19 @@ class Conditioned(SubsetDistribution):
         X: Array,
         W: Array,
         include: Array,
+        exclude: Array,
         *,
         whole_sizes: tuple[int, int],
         num_certain: int,
         sampler: Any,
         validate_args: bool | None = None,
     ) -> None:
-        self.X, self.W, self.include = X, W, include
+        self.X, self.W, self.include, self.exclude = X, W, include, exclude
         low, high = self.whole_sizes = whole_sizes
-        self.num_certain = num_certain
-        self.min_size, self.max_size = max(0, low - include.shape[-1]), high - num_certain
+        self.num_certain, num_pinned = num_certain, include.shape[-1]
+        self.min_size, self.max_size = max(0, low - num_pinned), high - (num_pinned if low == high else 0)
         self.sampler = sampler
-        batch_shape = lax.broadcast_shapes(X.shape[:-2], W.shape[:-2], include.shape[:-1])
+        batch_shape = lax.broadcast_shapes(X.shape[:-2], W.shape[:-2], include.shape[:-1], exclude.shape[:-1])
         super().__init__(batch_shape, (self.max_size,), validate_args=validate_args)
 
     @property
@@ -685,12 +700,20 @@ class Conditioned(SubsetDistribution):
         return self.include
 
     @property
+    def _excluded(self) -> Array:
+        return self.exclude
+
+    @property
     def _whole_sizes(self) -> tuple[int, int]:
         return self.whole_sizes
 
     @property
     def _num_certain(self) -> int:
         return self.num_certain
+
+    def _sizes_in_words(self) -> str:
+        low, high = self.min_size, self.whole_sizes[1] - self.num_certain
+        return str(low) if low == high else f"{low} to {high}"
 
     def _inside(self, value: Array) -> Array:
         low, high = self.whole_sizes
@@ -770,9 +793,13 @@ def vmap_over_parameters(dist: SubsetDistribution, **axes: int | None) -> Any:
 
 @vmap_over.register
 def _vmap_over_conditioned(
-    dist: Conditioned, X: int | None = None, W: int | None = None, include: int | None = None
+    dist: Conditioned,
+    X: int | None = None,
+    W: int | None = None,
+    include: int | None = None,
+    exclude: int | None = None,
 ) -> Any:
-    return vmap_over_parameters(dist, X=X, W=W, include=include)
+    return vmap_over_parameters(dist, X=X, W=W, include=include, exclude=exclude)
 
 
 @vmap_over.register

@@ -42,9 +42,21 @@ def walk_of(law: SubsetDistribution) -> Walk:
     return by_walk._state()
 
 
+def _steps_of_the_walk(law: SubsetDistribution) -> bool:
+    """Whether a chain makes the steps that a draw of UpDown makes; else moves, which may change the size."""
+    return law.min_size == law.max_size != 1  # the walk exchanges two items; a single one is exchanged by a move
+
+
+def chain_in_words(law: SubsetDistribution) -> str:
+    """Which chain is run for a law: not the one behind its draws where the size varies."""
+    if _steps_of_the_walk(law):
+        return "the up-down walk, as it is behind sample"
+    return "moves of SubsetGibbs, which may change the size; sample draws the size first, exactly, then walks"
+
+
 def _step(law: SubsetDistribution, walk: Walk, key: Array, state: ChainState) -> tuple[ChainState, StepInfo]:
     """One step of a chain: of the walk itself where the size is fixed, else one that may change it."""
-    if law.min_size == law.max_size != 1:  # the walk exchanges two items; a single one is exchanged by a move
+    if _steps_of_the_walk(law):
         return walk.step(key, state)
     move_key, accept_key = random.split(key)
     subset = state.subset[len(walk.pinned) :]

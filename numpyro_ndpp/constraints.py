@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from numpyro.distributions.constraints import Constraint, ParameterFreeConstraint, real_matrix
+from numpyro.distributions.constraints import ParameterFreeConstraint, real_matrix
 from numpyro.distributions.transforms import Transform, biject_to
-from numpyro.distributions.util import array_equiv
 from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.programs import are_known_on_cpu
@@ -21,8 +20,11 @@ def _namespace(x: Any) -> Any:
     return np if not_jax_tracer(x) else jnp
 
 
-class _Subset(Constraint):
-    """Padded subsets: increasing item numbers below ``num_items``, then ``num_items`` up to any width."""
+class _Subset(ParameterFreeConstraint):
+    """Padded subsets: increasing item numbers below ``num_items``, then ``num_items`` up to any width.
+
+    It depends on static numbers only, not on a distribution's parameters: mixtures may have it.
+    """
 
     is_discrete = True
     event_dim = 1
@@ -50,17 +52,10 @@ class _Subset(Constraint):
         return jnp.broadcast_to(value, jnp.shape(prototype))
 
     def tree_flatten(self) -> tuple[Any, Any]:
-        names = ("num_items", "min_size", "max_size")
-        return tuple(getattr(self, name) for name in names), (names, {})
+        return (), ((), vars(self))
 
     def eq(self, other: object, static: bool = False) -> ArrayLike:
-        if not isinstance(other, _Subset):
-            return False
-        return (
-            array_equiv(self.num_items, other.num_items, static=static)
-            & array_equiv(self.min_size, other.min_size, static=static)
-            & array_equiv(self.max_size, other.max_size, static=static)
-        )
+        return isinstance(other, _Subset) and vars(self) == vars(other)
 
     def __repr__(self) -> str:
         return f"Subset(num_items={self.num_items}, min_size={self.min_size}, max_size={self.max_size})"

@@ -325,7 +325,7 @@ def load_uk_retail(path: str | Path, *, max_size: int | None = 100, progress_bar
     def name(code: str) -> str:
         return f"{code} {max(names[code], key=lambda text: (names[code][text], text))}".strip()
 
-    return collected.baskets(progress_bar, name)
+    return collected.baskets(name)
 
 
 def load_recipes(path: str | Path, *, max_size: int | None = 100, progress_bar: bool = True) -> Baskets:
@@ -342,7 +342,7 @@ def load_recipes(path: str | Path, *, max_size: int | None = 100, progress_bar: 
             collected.drop("recipes without ingredients")
         for ingredient in ingredients:
             collected.add(line, recipe, ingredient)
-    return collected.baskets(progress_bar)
+    return collected.baskets()
 
 
 def load_instacart(
@@ -362,7 +362,7 @@ def load_instacart(
         if product not in names:
             raise ValueError(f"{orders}, line {line}: product {product!r} is not in {products}")
         collected.add(line, order, product)
-    return collected.baskets(progress_bar, names.__getitem__)
+    return collected.baskets(names.__getitem__)
 
 
 def load_million_song(path: str | Path, *, max_size: int | None = 100, progress_bar: bool = True) -> Baskets:
@@ -379,7 +379,7 @@ def load_million_song(path: str | Path, *, max_size: int | None = 100, progress_
                 f"{path}, line {number}: a listener, a song and a count with tabs between, got {line[:60]!r}"
             )
         collected.add(number, fields[0], fields[1])
-    return collected.baskets(progress_bar, only_kept=True)
+    return collected.baskets(only_kept=True)
 
 
 def load_goodreads(path: str | Path, *, max_size: int | None = 100, progress_bar: bool = True) -> Baskets:
@@ -413,7 +413,7 @@ def load_goodreads(path: str | Path, *, max_size: int | None = 100, progress_bar
                 collected.add(number, reader, book)
             else:
                 collected.drop(unreviewed)
-    return collected.baskets(progress_bar, only_kept=True)
+    return collected.baskets(only_kept=True)
 
 
 class _Collected:
@@ -444,7 +444,6 @@ class _Collected:
 
     def baskets(
         self,
-        progress_bar: bool,
         name: Callable[[str], str] = str,
         *,
         only_kept: bool = False,
@@ -471,7 +470,7 @@ class _Collected:
         rows, items = np.divmod(np.unique(rows * len(codes) + place[items]), len(codes))
         starts = np.flatnonzero(np.diff(rows, prepend=-1))
         baskets = [row.tolist() for row in np.split(items, starts[1:])]
-        if self.dropped and progress_bar:
+        if self.dropped:
             print(f"{path}: {len(baskets):,} baskets of {len(codes):,} items" + self._said(), file=sys.stderr)
         return Baskets(baskets, [name(codes[i]) for i in order], self.dropped)
 

@@ -27,7 +27,7 @@ from jax.typing import ArrayLike
 from tqdm.auto import tqdm
 
 from numpyro_ndpp.base import SubsetDistribution, static_int
-from numpyro_ndpp.chains import BLOCK, begin_chains, check_law, log_dets, run_block
+from numpyro_ndpp.chains import BLOCK, begin_chains, chain_in_words, check_law, log_dets, run_block
 from numpyro_ndpp.samplers.walk import StepInfo
 
 if TYPE_CHECKING:
@@ -52,12 +52,14 @@ class MixingTime(NamedTuple):
     """The first step from which the PSRF stays below the threshold, and the PSRF after each step.
 
     ``num_steps`` is None if it did not fall below, or too late to see whether it stays there.
-    ``psrf[t - 1]`` belongs to the first t steps; that of a single step is NaN.
+    ``psrf[t - 1]`` belongs to the first t steps; that of a single step is NaN. ``chain`` says which chain was judged:
+    where the size varies it is not the one behind ``sample``.
     """
 
     num_steps: int | None
     psrf: np.ndarray
     threshold: float
+    chain: str
 
 
 def run_chains(
@@ -74,7 +76,8 @@ def run_chains(
     """Chains of the up-down walk, side by side, as ArviZ data (InferenceData below ArviZ 1.0, DataTree from 1.0 on).
 
     Where the size is fixed, a step is that of :class:`~numpyro_ndpp.UpDown`: two items dropped, two drawn. Where it
-    varies, it is a move of :class:`~numpyro_ndpp.SubsetGibbs` without a likelihood, which may change the size.
+    varies, it is a move of :class:`~numpyro_ndpp.SubsetGibbs` without a likelihood, which may change the size. That is
+    not the chain behind ``sample``, which draws the size first; the attribute ``chain`` of the result says which it is.
 
     :param dist: an NDPP or KNDPP, or one of these conditioned; without batch dimensions.
     :param num_chains: how many chains.
@@ -122,7 +125,7 @@ def run_chains(
         dist,
         max_items=max_items,
         sample_stats=stats,
-        attrs={"sampling_time": seconds, "thin": thin},
+        attrs={"sampling_time": seconds, "thin": thin, "chain": chain_in_words(dist)},
     )
 
 
@@ -557,6 +560,6 @@ def mixing_time(
             above = np.flatnonzero(~(psrf < threshold))  # the first, NaN, among them
             first = int(above[-1]) + 2
             if len(psrf) >= max(2 * first, first + 16):
-                return MixingTime(first, psrf, threshold)
+                return MixingTime(first, psrf, threshold, chain_in_words(dist))
             if len(psrf) >= max_steps:
-                return MixingTime(None, psrf, threshold)
+                return MixingTime(None, psrf, threshold, chain_in_words(dist))

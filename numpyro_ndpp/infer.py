@@ -268,7 +268,8 @@ class SubsetGibbs(MCMCKernel):
         walk, _ = base.once_where_known(
             lambda: _walk_for_moves(*lax.stop_gradient((base.X, base.W)), base._pinned, width)
         )
-        propose = self._proposal(base, walk)
+        # Once in an update, not in every move: the kernel may depend on other sites.
+        propose = self._proposal(base.prepare() if self.fresh else base, walk)
 
         def move(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             subset, current, total = carry

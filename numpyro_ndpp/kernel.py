@@ -156,7 +156,8 @@ def log_next_probs(X: Array, W: Array, subsets: Array) -> Array:
 def _log_next_probs(X: Array, W: Array, own: OwnForms, subset: Array) -> Array:
     log_minors = _log_next_minors(X, W, own, subset)
     is_none = jnp.all(log_minors == -jnp.inf)
-    return log_minors - jnp.where(is_none, 0.0, jax.nn.logsumexp(log_minors))
+    log_probs = log_minors - jnp.where(is_none, 0.0, jax.nn.logsumexp(log_minors))
+    return jnp.where(jnp.isnan(jnp.sum(own.values)), jnp.nan, log_probs)  # a kernel with NaN gives NaN
 
 
 @_log_next_probs.defjvp

@@ -351,12 +351,13 @@ class _Programs:
         return svi
 
     def _first_state(self, key: Array, length: float, numbers: dict[str, Any]) -> SVIState:
-        values = self._kind.start(key, self._num_items, self._rank, length)
+        start_key, step_key = random.split(key)
+        values = self._kind.start(start_key, self._num_items, self._rank, length)
         params = {name + _LOC: biject_to(_constraint(name)).inv(value) for name, value in values.items()}
         optim_state = self._svi(numbers).optim.init(params)
         # Of the types that it has when it is read from a checkpoint, for which nothing is then compiled again.
         optim_state = jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype), optim_state)
-        return SVIState(optim_state, None, random.split(key, 3)[0])
+        return SVIState(optim_state, None, step_key)
 
     def _many_steps(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any], number: int) -> tuple[Any, Array]:
         svi = self._svi(numbers)

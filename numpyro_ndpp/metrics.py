@@ -21,7 +21,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.distributions import Distribution
 
-from numpyro_ndpp.base import SubsetDistribution
+from numpyro_ndpp.base import Conditioned, SubsetDistribution
 from numpyro_ndpp.subsets import Subsets, as_padded, pad_subsets, to_multihot
 from numpyro_ndpp.widths import narrowing_widths
 
@@ -146,6 +146,8 @@ def subset_auc(
 ) -> Estimate:
     """How well the law tells baskets from uniformly random subsets of the same sizes, by their log-probabilities.
 
+    Where the law is conditioned, the random subsets have none of the items that are given to be in or out.
+
     :param kind: ``"paired"``: the share of baskets that are likelier than their own random subset. ``"grouped"``: the
         AUC within each of three groups of sizes, averaged, as published. ``"pooled"``: one AUC over baskets of all
         sizes, which small baskets, always likelier than large ones, blur. Ties count one half.
@@ -165,7 +167,10 @@ def subset_auc(
     if np.isnan(law.log_normalizer):
         return _NO_NUMBER
     lists, rng = _lists(baskets, law.num_items), np.random.default_rng(seed)
-    random_sets = [np.sort(rng.choice(law.num_items, size=len(basket), replace=False)) for basket in lists]
+    free = _items_that_may_be_drawn(law)
+    if max(map(len, lists)) > len(free):
+        raise ValueError(f"baskets: one has {max(map(len, lists))} items, but only {len(free)} are neither in nor out")
+    random_sets = [np.sort(rng.choice(free, size=len(basket), replace=False)) for basket in lists]
     real, fake = _log_probs(law, lists), _log_probs(law, random_sets)
     if kind == "paired":
         wins = (real > fake) + 0.5 * (real == fake)
@@ -173,6 +178,12 @@ def subset_auc(
     groups = _size_groups(np.array(list(map(len, lists)))) if kind == "grouped" else np.zeros(len(lists), int)
     statistic = _mean_over_groups(lambda part: _auc(real[part], fake[part]), groups)
     return _bootstrap(statistic, groups, level, seed, num_bootstraps)
+
+
+def _items_that_may_be_drawn(law: SubsetDistribution) -> np.ndarray:
+    """All items but those that a condition has put in or out."""
+    decided = [law.include, law.exclude] if isinstance(law, Conditioned) else []
+    return np.setdiff1d(np.arange(law.num_items), np.concatenate([np.zeros(0, int), *map(np.ravel, decided)]))
 
 
 def _auc(real: np.ndarray, fake: np.ndarray) -> float:

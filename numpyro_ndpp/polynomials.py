@@ -288,6 +288,25 @@ def log_sum_esp_given(W: Array, C: Array, pinned: Pinned, low: int, high: int, r
     return _log_circle_sum(W, C, pinned, low - pinned.number, high - pinned.number, sizes, nodes)
 
 
+def log_normalizer(
+    W: Array, C: Array, pinned: Pinned, sizes: tuple[int, int], rank: int, num_certain: int = 0
+) -> Array:
+    """log Σ det L_S over the subsets of an allowed size that hold the pinned items; -inf where there is none.
+
+    This is what decides whether a law is possible, for all that is asked of it and for all samplers.
+
+    :param sizes: the smallest and the largest size.
+    :param num_certain: how many of the pinned items are known to be there, and not padding.
+    """
+    (low, high), num_rows = sizes, len(pinned.rows)
+    if num_rows == 0:
+        return log_sum_esp(W, C, low, high, rank)
+    if num_certain >= low and high == rank:
+        return log_sum_esp(W, C, 0, rank, rank) + pinned.log_prob(marginal_matrix(W, C))
+    fixed = low == high and num_certain == num_rows <= high
+    return log_sum_esp_given(W, C, pinned, low, high, rank, fixed)
+
+
 def _multiply_out(constant: Array, linear: Array, quadratic: Array) -> Array:
     """log of the coefficients (d+1,) of the product of d factors a + b t + c t², none of them negative."""
     d = len(constant)

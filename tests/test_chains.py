@@ -8,7 +8,7 @@ from jax import random
 from kernels import PARTS, N, enumerated_law
 
 from numpyro_ndpp import KNDPP, NDPP, Contour, UpDown, mixing_time, run_chains
-from numpyro_ndpp.chains import uniform_starts, walk_of
+from numpyro_ndpp.chains import chain_in_words, uniform_starts, walk_of
 
 
 @pytest.mark.parametrize(
@@ -94,3 +94,10 @@ def test_mixing_time_grows_with_the_size_and_not_with_the_catalogue():
         assert times[n, 16] > 2 * times[n, 4]
     for k in (4, 16):  # sixteen times the catalogue
         assert times[1600, k] < 2 * times[100, k]
+
+
+def test_data_say_which_chain_they_are_of():
+    V, B, D = PARTS["ordinary"]
+    fixed, varying = chain_in_words(KNDPP(V, B, D, 4)), chain_in_words(NDPP(V, B, D))
+    assert "as it is behind sample" in fixed
+    assert "may change the size" in varying

@@ -165,7 +165,7 @@ def test_mode_beside_a_poor_pinned_item():
     """The pinned item lowers the determinant, but it has no choice; the others raise it, and join."""
     V = np.diag([0.5, 1.5, 0.9, 1.2])
     law = NDPP(V, np.zeros((4, 1)), np.zeros((1, 1))).condition([0])
-    np.testing.assert_array_equal(law.mode, [1, 3, 4])
+    np.testing.assert_array_equal(law.mode, [1, 3, 4, 4])
 
 
 def test_mode_of_a_padded_batch_is_in_the_support():
@@ -212,3 +212,22 @@ def test_more_bad_items():
         law.next_item_log_prob(jnp.array([1, 1]))
     with pytest.raises(NotImplementedError, match="rescale the law, then condition"):
         law.condition([3]).with_expected_size(2.0)
+
+
+def test_shapes_depend_on_no_value():
+    """Where the size varies, what is given may be padding: there is room for as many items as if it were."""
+    law = factored("ordinary", max_size=5)
+    for include in ([3], [3, N], [N, N]):
+        include = jnp.array(include)
+        outside = law.condition(include)
+        within = jax.eval_shape(law.condition, include)
+        assert within.event_shape == outside.event_shape == (5,)
+        assert (within.min_size, within.max_size) == (outside.min_size, outside.max_size)
+
+
+def test_what_is_out_stays_out():
+    law = factored("ordinary").condition(exclude=[3])
+    with pytest.raises(ValueError, match="include and exclude both name item 3"):
+        law.condition([3])
+    with pytest.raises(ValueError, match="include and exclude both name item 3"):
+        law.condition([4], [5]).condition([3])

@@ -319,3 +319,13 @@ def test_masks_of_unsigned_integers():
     law = NDPP(jnp.eye(3), jnp.zeros((3, 1)), jnp.zeros((1, 1)), validate_args=False).multihot()
     values = law.log_prob(jnp.array([[1, 0, 1], [2, 1, 1]], jnp.uint8))
     np.testing.assert_allclose(values, [-3 * np.log(2), -np.inf])
+
+
+def test_a_kernel_with_nan_gives_nan():
+    V, B, D = (np.array(part) for part in PARTS["ordinary"])
+    V[4, 0] = np.nan
+    for law in (NDPP(V, B, D, validate_args=False), NDPP(V, B, D, min_size=2, max_size=4, validate_args=False)):
+        items = jnp.array([1, 2])
+        members = [law.log_normalizer, law.log_prob(items), law.size_log_prob(), law.inclusion_probs()]
+        members += [law.marginal_log_prob(items), law.next_item_log_prob(items), law.next_item_log_prob(items[:0])]
+        assert all(np.isnan(member).all() for member in members)

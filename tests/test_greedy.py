@@ -64,9 +64,14 @@ def test_mode_stops_when_the_determinant_stops_growing():
     law = NDPP(V, np.zeros((4, 1)), np.zeros((1, 1)))
     assert law.mode.tolist() == [0, 1, 4, 4]
     assert NDPP(V, np.zeros((4, 1)), np.zeros((1, 1)), min_size=3).mode.tolist() == [0, 1, 2, 4]
+    assert law.greedy(0).shape == (0,)
+
+
+@pytest.mark.slow
+def test_mode_of_one_size():
+    V = np.diag([2.0, 1.5, 0.5, 0.1])
     assert NDPP(V, np.zeros((4, 1)), np.zeros((1, 1)), max_size=1).mode.tolist() == [0]
     assert KNDPP(V, np.zeros((4, 1)), np.zeros((1, 1)), 3).mode.tolist() == [0, 1, 2]
-    assert law.greedy(0).shape == (0,)
 
 
 @pytest.mark.parametrize("k", [quick_if(False, 2), quick_if(True, 3), quick_if(False, 5)])

@@ -201,3 +201,16 @@ def test_pinned_items_are_not_beaten():
     law = NDPP(jnp.eye(3), jnp.zeros((3, 0)), jnp.zeros((0, 0))).condition(include=[2])
     assert mean_percentile_rank(law, [[0, 1, 2]], definition="reference").value == 0
     assert {mean_percentile_rank(law, [[0, 1, 2]], seed=seed).value for seed in range(8)} == {0.0}
+
+
+def test_random_subsets_have_none_of_the_items_that_are_decided(law):
+    """Else most of them would be impossible, and anything likelier."""
+    given = law.condition([0, 1], [2, 3, 4])
+    uniform = given.condition(exclude=[5])
+    free = list(range(6, N))
+    rng = np.random.default_rng(1)
+    baskets = [np.sort(rng.choice(free, size=3, replace=False)) for _ in range(400)]
+    # Baskets that are uniform themselves cannot be told from random ones: one half, to four standard deviations.
+    assert abs(subset_auc(uniform, baskets).value - 0.5) < 4 * 0.5 / 400**0.5
+    with pytest.raises(ValueError, match="one has 8 items, but only 6 are neither in nor out"):
+        subset_auc(uniform, [list(range(8))])

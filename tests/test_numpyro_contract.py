@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from kernels import PARTS
 from numpyro import handlers
 from numpyro.contrib.control_flow import scan
 from numpyro.distributions.batch_util import promote_batch_shape, vmap_over
@@ -297,3 +298,16 @@ def test_repr_and_discreteness():
     assert law.is_discrete
     assert not law.has_enumerate_support
     assert partial(NDPP, V, B)(D).num_items == N_ITEMS
+
+
+def test_mixture_of_one_family():
+    """The support depends on static numbers only, so that NumPyro takes kernels as components."""
+    V, B, D = (np.stack([np.asarray(part), 0.5 * np.asarray(part)]) for part in PARTS["ordinary"])
+    components = KNDPP(V, B, D, 3, sampler=Cholesky())
+    weights = np.array([0.3, 0.7])
+    mixture = dist.MixtureSameFamily(dist.Categorical(probs=weights), components)
+    subsets = np.array([[0, 1, 2], [3, 5, 8]])
+    log_probs = np.asarray(components.log_prob(subsets[:, None]))
+    np.testing.assert_allclose(mixture.log_prob(subsets), np.log(np.exp(log_probs) @ weights), rtol=1e-10)
+    draws = mixture.sample(random.key(0), (5,))
+    assert mixture.support(draws).all()

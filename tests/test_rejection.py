@@ -134,6 +134,7 @@ def test_bad_settings(value):
         Rejection(value)
 
 
+@pytest.mark.slow
 def test_batch_of_kernels():
     laws = [factored(name, 2) for name in ("ordinary", "zero rows")]
     batch = KNDPP.from_factors(
@@ -143,3 +144,12 @@ def test_batch_of_kernels():
     draws = batch.sample(jax.random.key(0), (2000,))
     for number, name in enumerate(("ordinary", "zero rows")):
         assert chi_square_p_value(enumerated_law(name, 2, 2), np.asarray(to_multihot(draws[:, number], N))) > 1e-4
+
+
+def test_draws_that_could_be_made_are_not_lost():
+    law = factored("ordinary", 3, max_proposals=1)
+    with pytest.warns(UserWarning, match=r"of 64 draws are -1 throughout, .* allowed were max_proposals=1"):
+        draws = np.asarray(law.sample(jax.random.key(0), (64,)))
+    failed = (draws < 0).all(axis=1)
+    assert failed.any()
+    assert np.isfinite(law.log_prob(draws[~failed])).all()

@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from jax import random
+from jax.extend.core import jaxprs_in_params
 from kernels import PARTS, SKEW, N, all_subsets, enumerated_minors, table
 from numpyro.infer import MCMC, NUTS, HMCGibbs
 
@@ -321,3 +322,30 @@ def test_likelihood_that_is_not_a_number_is_left():
     for _ in range(5):
         state = update(state)
     assert state.z["S"][0] == 0
+
+
+def test_fresh_draws_are_prepared_once_in_an_update():
+    """Also where the kernel depends on another site: fresh draws add no product over all items to a move."""
+    size = 40
+
+    def model():
+        scale = numpyro.sample("scale", dist.LogNormal(0, 0.1))
+        features = scale * jnp.cos(jnp.arange(3.0 * size)).reshape(size, 3)
+        numpyro.sample("S", KNDPP(features, jnp.zeros((size, 1)), jnp.zeros((1, 1)), k=2, sampler=Cholesky()))
+
+    def grams(jaxpr, within):
+        """For every product over all items, whether it is in a loop."""
+        for equation in jaxpr.eqns:
+            shapes = [variable.aval.shape for variable in (*equation.invars, *equation.outvars)]
+            if equation.primitive.name == "dot_general" and shapes == [(4, size), (size, 4), (4, 4)]:
+                yield within
+            for inner in jaxprs_in_params(equation.params):
+                yield from grams(inner, within or equation.primitive.name in ("while", "scan"))
+
+    def number_in_moves(fresh):
+        update = SubsetGibbs(model, "S", fresh=fresh, num_moves=3).gibbs_fn()
+        jaxpr = jax.make_jaxpr(update)(random.key(0), {"S": jnp.array([0, 1])}, {"scale": jnp.ones(())})
+        return sum(grams(jaxpr.jaxpr, False))
+
+    # One is that of the prior's own log-probability, which is dropped when it is compiled.
+    assert number_in_moves(0.5) == number_in_moves(0.0) == 1

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 
-from numpyro_ndpp.kernel import Pinned, gram, marginal_given, marginal_matrix
+from numpyro_ndpp.kernel import Pinned, gram, log_minor, marginal_given, marginal_matrix
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.polynomials import log_scales_of_mean_size, log_weights_of_sizes
 from numpyro_ndpp.samplers.batching import in_chunks, pinned_items, side_by_side
@@ -82,6 +82,14 @@ def _sweep(X: Array, Z: Array, width: int, key: Array) -> tuple[Array, Array]:
     return subset, size
 
 
+def _is_possible(state: CholeskyState, subset: Array) -> Array:
+    """Whether the minor of a subset (w,) and the pinned items is positive."""
+    rows = jnp.concatenate([state.pinned.rows, state.X.at[subset].get(mode="fill", fill_value=0)])
+    present = jnp.concatenate([state.pinned.present, subset < len(state.X)])
+    places = jnp.sort(jnp.where(present, jnp.arange(len(rows)), len(rows)))
+    return log_minor(rows, state.W, places) > -jnp.inf
+
+
 @dataclass(frozen=True)
 class Cholesky:
     """Exact sampler, O(n d²) a draw: a sweep over all items that takes or leaves each of them.
@@ -128,35 +136,39 @@ class Cholesky:
         if state.width == 0:
             return jnp.zeros(0, jnp.int32)
 
-        def sweep(log_scale: Array | float, key: Array) -> tuple[Array, Array]:
-            return _sweep(X, marginal_given(jnp.exp(log_scale) * W, C, state.pinned), state.width, key)
-
         size_logits, log_scales = state.size_logits, state.log_scales
         if size_logits is None or log_scales is None:
-            subset, size = sweep(0.0, key)
-            # What is given may have probability zero, and the kernel may be no number.
+            log_scale, wanted = jnp.zeros((), X.dtype), None
+            # What is given may have probability zero, and the kernel may have NaN.
             Z = marginal_matrix(W, C)
-            return jnp.where((state.pinned.log_prob(Z) > -jnp.inf) & jnp.isfinite(Z).all(), subset, -1)
-
-        size_key, key = random.split(key)
-        wanted = random.categorical(size_key, size_logits)
-        possible = jnp.any(size_logits > -jnp.inf)
+            possible = (state.pinned.log_prob(Z) > -jnp.inf) & jnp.isfinite(Z).all()
+        else:
+            size_key, key = random.split(key)
+            wanted = random.categorical(size_key, size_logits)
+            log_scale, possible = log_scales[wanted], jnp.any(size_logits > -jnp.inf)
+        Z = marginal_given(jnp.exp(log_scale) * W, C, state.pinned)
 
         def again(carry: tuple[Array, Array, Array]) -> Array:
-            number, _, size = carry
-            return possible & (size != wanted) & (number < _MAX_SWEEPS)
+            number, _, accepted = carry
+            return possible & ~accepted & (number < _MAX_SWEEPS)
 
         def once_more(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             number, _, _ = carry
-            return number + 1, *sweep(log_scales[wanted], random.fold_in(key, number))
+            sweep_key = random.fold_in(key, number)
+            if wanted is None:
+                sweep_key = jnp.where(number == 0, key, sweep_key)  # there is hardly ever a second sweep
+            subset, size = _sweep(X, Z, state.width, sweep_key)
+            # Rounding may lead a sweep to a subset that is impossible.
+            accepted = _is_possible(state, subset)
+            return number + 1, subset, accepted if wanted is None else accepted & (size == wanted)
 
-        start = (jnp.asarray(0), jnp.full(state.width, n, jnp.int32), jnp.asarray(-1))
-        _, subset, size = lax.while_loop(again, once_more, start)
-        return jnp.where(possible & (size == wanted), subset, -1)
+        start = (jnp.asarray(0), jnp.full(state.width, n, jnp.int32), jnp.asarray(False))
+        _, subset, accepted = lax.while_loop(again, once_more, start)
+        return jnp.where(accepted, subset, -1)
 
     def failure(self, state: CholeskyState) -> str:
         """Why a draw was not made."""
-        return f"they have probability zero, or none was met in {_MAX_SWEEPS:,} sweeps"
+        return f"none was met in {_MAX_SWEEPS:,} sweeps"
 
     def sample(self, state: CholeskyState, keys: Array, number: Array | int | None = None) -> Array:
         """Subsets (s, width), one for each key; only the first ``number`` are made."""

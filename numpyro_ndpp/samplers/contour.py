@@ -582,8 +582,8 @@ class Contour:
     def failure(self, state: ContourState) -> str:
         """Why a draw was not made."""
         return (
-            "they have probability zero, or one so small beside those of other sizes that nothing but rounding is left "
-            f"of it in {state.C.dtype}"
+            "their probability is so small beside those of other sizes that nothing but rounding is left of it in "
+            f"{state.C.dtype}"
         )
 
 

@@ -59,4 +59,4 @@ class Exact:
         """Why a draw was not made."""
         if isinstance(state, ContourState):
             return Contour().failure(state)
-        return "they have probability zero, or are so rare that none was met"
+        return "they are so rare that none was met"

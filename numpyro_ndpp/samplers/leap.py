@@ -39,9 +39,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 
-from numpyro_ndpp.kernel import Pinned, gram, marginal_given, marginal_matrix, whiten
+from numpyro_ndpp.kernel import Pinned, gram, marginal_given, whiten
 from numpyro_ndpp.linalg import matmul, right_divide
-from numpyro_ndpp.polynomials import HALF_AN_ITEM, log_sum_esp, log_sum_esp_given, pencil, solve_log_scale
+from numpyro_ndpp.polynomials import HALF_AN_ITEM, log_normalizer, pencil, solve_log_scale
 from numpyro_ndpp.samplers.tree import leaf_shape, pack, pack_query, pick, sums_of_leaves, symmetric_part, unpack
 
 # How far the fall of the logarithm may be from that of the trace, for the next guess.
@@ -267,13 +267,7 @@ def prepare_leap(X: Array, W: Array, min_size: int, max_size: int, items: Array,
     rank = min(n, d)
     given, C = Pinned.of(X, items), gram(X)
     has_limits = min_size > 0 or max_size < rank
-    # asked of the kernel as it is given, as the log-normaliser is
-    if not has_limits:
-        log_weight = given.log_prob(marginal_matrix(W, C)) if len(items) else jnp.zeros((), X.dtype)
-    elif len(items):
-        log_weight = log_sum_esp_given(W, C, given, min_size, max_size, rank, fixed=False)
-    else:
-        log_weight = log_sum_esp(W, C, min_size, max_size, rank)
+    log_weight = log_normalizer(W, C, given, (min_size, max_size), rank)  # of the kernel as it is given
     X, W = whiten(X, W)
     C, given = gram(X), Pinned.of(X, items)
     log_scale, limits = jnp.zeros((), X.dtype), None

@@ -31,7 +31,7 @@ from jax import Array, lax, random
 
 from numpyro_ndpp.kernel import Pinned, gram, whiten
 from numpyro_ndpp.linalg import log_determinant, matmul
-from numpyro_ndpp.polynomials import log_sum_esp, log_weights_of_sizes, restrict_sizes
+from numpyro_ndpp.polynomials import log_normalizer, restrict_sizes
 from numpyro_ndpp.samplers.batching import chunk_size, in_chunks, pinned_items, side_by_side
 from numpyro_ndpp.samplers.proposal import (
     SymmetricKernel,
@@ -66,20 +66,19 @@ class RejectionState:
     width: int = field(metadata={"static": True})
 
 
-def _log_expected(table: Array, log_hat: Array, log_weights: Array, low: Array, high: Array) -> Array:
+def _log_expected(table: Array, log_hat: Array, log_weight: Array, low: Array, high: Array) -> Array:
     """log of the ratio of the two normalisers; that of the proposals is the sum of a table's last row, and log_hat."""
     proposals = jax.nn.logsumexp(restrict_sizes(table[-1], low, high)) + log_hat
     # Rounding may make a symmetric kernel's ratio less than one.
-    ratio = jnp.maximum(proposals - log_weights, 0.0)
-    return jnp.where(proposals > -jnp.inf, ratio, jnp.inf)
+    ratio = jnp.maximum(proposals - log_weight, 0.0)
+    return jnp.where((proposals > -jnp.inf) & (log_weight > -jnp.inf), ratio, jnp.inf)
 
 
 def _prepare(
-    X: Array, W: Array, tree: Tree | None, min_size: int, max_size: int, items: Array, width: int
+    X: Array, W: Array, C: Array, log_weight: Array, min_size: int, max_size: int, items: Array, width: int
 ) -> tuple[Array, SymmetricKernel, Array, Array, Array]:
     """Ŵ, the proposals' kernel, its table and law of the size, and the log of the expected number of proposals."""
-    C = gram(X) if tree is None else tree.gram
-    What, pinned, rank = youla_symmetrization(W), Pinned.of(X, items), min(X.shape)
+    What, pinned = youla_symmetrization(W), Pinned.of(X, items)
     conditional, log_hat = What, jnp.zeros((), X.dtype)
     if len(items):
         left = matmul(pinned.rows, What)
@@ -90,20 +89,18 @@ def _prepare(
         )
         conditional = 0.5 * (conditional + conditional.T)
         log_hat = jnp.where(sign > 0, log_hat, -jnp.inf)
-        log_weights = jax.nn.logsumexp(log_weights_of_sizes(W, C, pinned, min_size, max_size))
-    else:
-        log_weights = log_sum_esp(W, C, min_size, max_size, rank)
     kernel = decompose(conditional, C)
     table = log_esp_table(kernel.eigenvalues, width)
     low, high = min_size - pinned.number, max_size - pinned.number
     size_logits = restrict_sizes(table[-1], low, high)
-    return What, kernel, table, size_logits, _log_expected(table, log_hat, log_weights, low, high)
+    return What, kernel, table, size_logits, _log_expected(table, log_hat, log_weight, low, high)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _expected_proposals(low: int, high: int, width: int, X: Array, W: Array, pinned: Array) -> Array:
+    log_weight = log_normalizer(W, gram(X), Pinned.of(X, pinned), (low, high), min(X.shape))
     X, W = whiten(X, W)
-    return jnp.exp(_prepare(X, W, None, low, high, pinned, width)[-1])
+    return jnp.exp(_prepare(X, W, gram(X), log_weight, low, high, pinned, width)[-1])
 
 
 @dataclass(frozen=True)
@@ -158,10 +155,13 @@ class Rejection:
     ) -> RejectionState:
         """The tree, and the eigenvectors of the dominating kernel. O(n d² + J d³) once."""
         items, width = pinned_items(max_size, pinned, width)
+        log_weight = log_normalizer(W, gram(X), Pinned.of(X, items), (min_size, max_size), min(X.shape))
         # In an orthonormal basis of the features' span the symmetrisation is that of the kernel itself.
         X, W = whiten(X, W)
         tree = build_tree(X)
-        What, kernel, table, size_logits, log_expected = _prepare(X, W, tree, min_size, max_size, items, width)
+        What, kernel, table, size_logits, log_expected = _prepare(
+            X, W, tree.gram, log_weight, min_size, max_size, items, width
+        )
         return RejectionState(tree, W, What, items, kernel, table, size_logits, log_expected, width)
 
     def draw(self, state: RejectionState, key: Array) -> Array:
@@ -205,8 +205,6 @@ class Rejection:
     def failure(self, state: RejectionState) -> str:
         """Why a draw was not made."""
         log_expected = float(jnp.max(state.log_expected))
-        if log_expected == math.inf:
-            return "they have probability zero"
         exponent, mantissa = divmod(log_expected / math.log(10), 1)
         expected = f"{10**mantissa:.3g}·10^{exponent:.0f}" if exponent > 5 else f"{math.exp(log_expected):.3g}"
         return f"a draw is expected to take {expected} proposals, allowed were max_proposals={self.max_proposals}"

@@ -185,6 +185,10 @@ class UpDown:
         """One subset, padded; -1 throughout if none of an allowed size has a positive probability."""
         return self.sample(walk, key[None])[0]
 
+    def failure(self, walk: Walk) -> str:
+        """Why a draw was not made."""
+        return "the greedy search found no subset of positive probability to start from"
+
     def sample(self, walk: Walk, keys: Array, number: Array | int | None = None) -> Array:
         """Subsets (s, w), one for each key; only the first ``number`` are made. A draw costs the size that it has."""
         number = len(keys) if number is None else number
