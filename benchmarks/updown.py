@@ -120,7 +120,7 @@ def main() -> None:
             baseline, _ = prepared(n, d, k, dtype, up="rejection")
             theirs, _, mean = step_time(baseline, chains, 100 if chains == 1 else 10)
             rejection, rejections, ratio = duration(theirs), f"{mean:.1f}", f"{theirs / seconds:.0f}"
-        share = walk.tree.num_bytes / walk.tree.X.nbytes
+        share = walk.tree.lefts.nbytes / walk.tree.X.nbytes
         lines.append(
             f"| {n:,} | {d} | {k} | {chains:,} | {duration(seconds)} | {rejection} | {rejections} | {ratio} "
             f"| {compilation:.0f} s | {preparation:.2g} s | {share:.2f} |"

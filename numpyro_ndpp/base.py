@@ -12,7 +12,6 @@ Everything is written for one kernel; batches of kernels and of subsets are deal
 import copy
 import functools
 import math
-import operator
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -28,48 +27,19 @@ from numpyro.distributions.batch_util import promote_batch_shape, vmap_over
 from numpyro.distributions.util import lazy_property, validate_sample
 from numpyro.util import not_jax_tracer
 
-from numpyro_ndpp import polynomials
+from numpyro_ndpp import normalizer, size_law
+from numpyro_ndpp.checks import check_sampler, static_int
 from numpyro_ndpp.constraints import finite_matrix, positive_semidefinite_part, subset
 from numpyro_ndpp.greedy import exchange, greedy_given, greedy_map
 from numpyro_ndpp.kernel import Pinned, gram, log_minors, log_next_probs, marginal_matrix, quadratic_forms
 from numpyro_ndpp.linalg import with_derivatives_of
 from numpyro_ndpp.programs import is_tracing, program
-from numpyro_ndpp.samplers import batching
+from numpyro_ndpp.samplers import Sampler, batching
 from numpyro_ndpp.subsets import check_items, items_of_mask, to_multihot
 
 __all__ = ["Conditioned", "Multihot", "Shape", "SubsetDistribution"]
 
 Shape = tuple[int, ...]
-
-
-def static_int(name: str, value: Any, low: int, high: int, meaning: str) -> int:
-    """``value`` as a Python int between low and high, or a ValueError that says what is allowed."""
-    try:
-        number = operator.index(value)
-    except (TypeError, jax.errors.JAXTypeError):
-        raise ValueError(f"{name} must be a Python integer (it sets a shape), got {value!r}") from None
-    if not low <= number <= high:
-        raise ValueError(f"{name} must be between {low} and {meaning} = {high}, got {number}")
-    return number
-
-
-def check_sampler(sampler: Any) -> Any:
-    """``sampler``, or a ValueError if it is none, such as a class that was not called."""
-    if isinstance(sampler, type) or not (hasattr(sampler, "prepare") and hasattr(sampler, "sample")):
-        raise ValueError(f"sampler must be a sampler such as UpDown() or Exact(), got {sampler!r}")
-    return sampler
-
-
-def floating(*arrays: ArrayLike) -> tuple[Array, ...]:
-    """The arrays in one floating type. Concrete ones stay concrete inside jit, so that they can be validated there."""
-    with jax.ensure_compile_time_eval():
-        converted = [jnp.asarray(array) for array in arrays]
-        dtype = jnp.result_type(*converted)
-        if jnp.issubdtype(dtype, jnp.complexfloating):
-            raise ValueError(f"the kernel's parameters must be real, got {dtype}")
-        # Determinants come in no type of less than 32 bits.
-        dtype = jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else jnp.result_type(float)
-        return tuple(array.astype(dtype) for array in converted)
 
 
 def compiled(*static: str) -> Callable[[Callable], Callable]:
@@ -96,12 +66,13 @@ def _broadcast_to(array: Array, shape: Shape) -> Array:
     return array if array.shape == shape else jnp.broadcast_to(array, shape)
 
 
-def _prepare(sampler: Any, X: Array, W: Array, pinned: Array, min_size: int, max_size: int, width: int) -> Any:
+def _prepare(sampler: Sampler, X: Array, W: Array, pinned: Array, min_size: int, max_size: int, width: int) -> Any:
     """What the sampler prepares for kernels X (..., n, d), W (..., d, d) and pinned items (..., j)."""
 
     def prepare(X: Array, W: Array, pinned: Array) -> Any:
-        given = {"pinned": pinned, "width": width} if pinned.size else {}
-        return sampler.prepare(X, W, min_size, max_size, **given)
+        if pinned.size == 0:
+            return sampler.prepare(X, W, min_size, max_size)
+        return sampler.prepare(X, W, min_size, max_size, pinned, width)
 
     for _ in X.shape[:-2]:
         prepare = jax.vmap(prepare)
@@ -117,7 +88,7 @@ def _log_sums(
     X: Array, W: Array, C: Array, subsets: Array, *, sizes: tuple[int, int], rank: int, num_certain: int
 ) -> Array:
     """The log-normaliser with each of the subsets (s, m) pinned."""
-    log_sum = partial(polynomials.log_normalizer, W, C, sizes=sizes, rank=rank, num_certain=num_certain)
+    log_sum = partial(normalizer.log_normalizer, W, C, sizes=sizes, rank=rank, num_certain=num_certain)
     return lax.map(lambda items: log_sum(pinned=Pinned.of(X, items)), subsets)
 
 
@@ -151,7 +122,7 @@ class SubsetDistribution(Distribution):
     W: Any
     min_size: int
     max_size: int
-    sampler: Any
+    sampler: Sampler
     _prepared: Any = None  # by prepare(); goes through jit
     _cached: Any = None  # by the first sample; does not
 
@@ -171,10 +142,16 @@ class SubsetDistribution(Distribution):
         (5, 3)
         """
         prepared = copy.copy(self)
-        prepared._prepared = self._state()
+        prepared._prepared = self.prepared_state()
         return prepared
 
-    def _state(self) -> Any:
+    def with_sampler(self, sampler: Sampler) -> Self:
+        """The same distribution, drawn from by another sampler."""
+        other = copy.copy(self)
+        other.sampler, other._prepared, other._cached = check_sampler(sampler), None, None
+        return other
+
+    def prepared_state(self) -> Any:
         """What the sampler has prepared, each of its arrays with the batch's dimensions in front."""
         state = self._cached if self._prepared is None else self._prepared
         if state is not None:
@@ -187,20 +164,20 @@ class SubsetDistribution(Distribution):
     def once_where_known(self, prepare: Callable[[], Any]) -> tuple[Any, bool]:
         """What ``prepare`` makes of the kernel, and whether it is known: then it is made once, within jit too."""
         if not is_tracing():
-            return prepare(), all(map(not_jax_tracer, (self.X, self.W, self._pinned)))
+            return prepare(), all(map(not_jax_tracer, (self.X, self.W, self.pinned)))
         with jax.ensure_compile_time_eval():
-            if all(map(not_jax_tracer, (self.X, self.W, self._pinned))):
+            if all(map(not_jax_tracer, (self.X, self.W, self.pinned))):
                 return prepare(), True
         return prepare(), False
 
     def _prepare_now(self) -> Any:
         X = _broadcast_to(self.X, (*self.batch_shape, self.num_items, self.rank))
         W = _broadcast_to(self.W, (*self.batch_shape, self.rank, self.rank))
-        pinned = _broadcast_to(self._pinned, self.batch_shape + self._pinned.shape[-1:])
+        pinned = _broadcast_to(self.pinned, self.batch_shape + self.pinned.shape[-1:])
         # A draw has no derivative, and what leads to it need not carry one along.
         X, W = lax.stop_gradient((X, W))
         prepare = _prepare_many if self.batch_shape or pinned.size else _prepare_one
-        return prepare(self.sampler, X, W, pinned, *self._whole_sizes, self.max_size)
+        return prepare(self.sampler, X, W, pinned, *self.whole_sizes, self.max_size)
 
     def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
         """Draws of shape ``sample_shape + batch_shape + event_shape``, int32, by the distribution's ``sampler``.
@@ -217,7 +194,7 @@ class SubsetDistribution(Distribution):
         num_draws, num_kernels = math.prod(sample_shape), math.prod(self.batch_shape)
         if num_draws * num_kernels == 0:
             return jnp.zeros(self.shape(tuple(sample_shape)), jnp.int32)
-        state = self._state()
+        state = self.prepared_state()
         if self.batch_shape:
             num_dims = len(self.batch_shape)
             states = jax.tree.map(lambda array: array.reshape(num_kernels, *array.shape[num_dims:]), state)
@@ -269,12 +246,12 @@ class SubsetDistribution(Distribution):
     @compiled()
     def _log_prob(self, value: Array, log_normalizer: Array) -> Array:
         value = value.astype(jnp.promote_types(value.dtype, jnp.int32))  # may be too narrow for the number of items
-        inside = self._inside(value)
+        inside = self.contains(value)
         # No subset in the support is larger than max_size, so the columns beyond that are padding.
         subsets = jnp.where(inside[..., None], value, self.num_items)[..., : self.max_size].astype(jnp.int32)
         # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.
         subsets, _ = lax.optimization_barrier((subsets, lax.stop_gradient(log_normalizer)))
-        log_minor = self._log_minors(self.X, self._inner_block, self._with_pinned(subsets))
+        log_minor = self.log_minors(self.X, self.inner_block, self.with_pinned(subsets))
         possible = inside & (log_minor > -jnp.inf) & (log_normalizer != -jnp.inf)
         log_prob = jnp.where(possible, log_minor - jnp.where(possible, log_normalizer, 0.0), -jnp.inf)
         # Minor and normaliser have roundings of their own, which must not make more of a subset than certain.
@@ -285,7 +262,8 @@ class SubsetDistribution(Distribution):
     def _bare(self) -> Self:
         """The law alone, without what only draws need: what is compiled for one sampler serves all."""
         bare = copy.copy(self)
-        bare.sampler, bare._prepared, bare._cached, bare._validate_args = None, None, None, False
+        bare.sampler = None  # type: ignore[assignment]  # nothing is drawn from it
+        bare._prepared, bare._cached, bare._validate_args = None, None, False
         return bare
 
     def _of_subsets(self, function: Callable[..., Array], signature: str, subsets: Array, *kernels: Array) -> Array:
@@ -300,42 +278,42 @@ class SubsetDistribution(Distribution):
         values = jnp.moveaxis(values, num_batch_dims, 0)
         return values.reshape(sample_dims + values.shape[1:])
 
-    def _log_minors(self, X: Array, K: Array, subsets: Array) -> Array:
+    def log_minors(self, X: Array, K: Array, subsets: Array) -> Array:
         """log det L_S of subsets (..., m), their leading dimensions broadcast with the batch of kernels."""
         return self._of_subsets(log_minors, "(n,d),(e,e),(s,m)->(s)", subsets, X, K)
 
     def _per_kernel(self, function: Callable[..., Array], out: str) -> Array:
         """``function(X, W, C, pinned)`` of every kernel of the batch."""
         signature = f"(n,d),(d,e),(d,f),(j)->{out}"
-        return jnp.vectorize(function, signature=signature)(self.X, self.W, self._gram, self._pinned)
+        return jnp.vectorize(function, signature=signature)(self.X, self.W, self._gram, self.pinned)
 
     @property
-    def _pinned(self) -> Array:
+    def pinned(self) -> Array:
         """The items (..., j), padded with n, that are in every subset beside its value."""
         return jnp.zeros(0, jnp.int32)
 
     @property
-    def _excluded(self) -> Array:
+    def excluded(self) -> Array:
         """The items (..., m), padded with n, that are in no subset."""
         return jnp.zeros(0, jnp.int32)
 
     @property
-    def _whole_sizes(self) -> tuple[int, int]:
+    def whole_sizes(self) -> tuple[int, int]:
         """The smallest and largest size of a subset with its pinned items."""
         return self.min_size, self.max_size
 
-    def _inside(self, value: Array) -> Array:
+    def contains(self, value: Array) -> Array:
         return self.support(value)
 
-    def _with_pinned(self, subsets: Array) -> Array:
+    def with_pinned(self, subsets: Array) -> Array:
         """The subsets (..., m) and the pinned items, increasing."""
-        pinned = self._pinned
+        pinned = self.pinned
         if pinned.shape[-1] == 0:
             return subsets
         return _sorted_together(subsets, pinned)
 
     @property
-    def _inner_block(self) -> Array:
+    def inner_block(self) -> Array:
         """K (..., d₂, d₂) with W = Diag(I, K): the smaller it is, the less work a minor is."""
         return self.W
 
@@ -365,7 +343,7 @@ class SubsetDistribution(Distribution):
 
     def _log_normalizer(self, W: Array, C: Array, pinned: Pinned) -> Array:
         rank = min(self.num_items, self.rank)
-        return polynomials.log_normalizer(W, C, pinned, self._whole_sizes, rank, self._num_certain)
+        return normalizer.log_normalizer(W, C, pinned, self.whole_sizes, rank, self._num_certain)
 
     @lazy_property
     def log_normalizer(self) -> Array:
@@ -381,7 +359,7 @@ class SubsetDistribution(Distribution):
         """log P(size = j) for j = 0 .. d, (..., d+1). O(d³); its derivatives cost O(d⁵)."""
 
         def of_kernel(X: Array, W: Array, C: Array, pinned: Array) -> Array:
-            log_e = polynomials.log_weights_of_sizes(W, C, Pinned.of(X, pinned), *self._whole_sizes)
+            log_e = size_law.log_weights_of_sizes(W, C, Pinned.of(X, pinned), *self.whole_sizes)
             # What is impossible is for the normaliser to say. A size of probability zero is missing in the derivatives
             # of this sum, and is not in the normaliser's.
             log_normalizer = self._log_normalizer(W, C, Pinned.of(X, pinned))
@@ -430,12 +408,12 @@ class SubsetDistribution(Distribution):
     @compiled("num_certain")
     def _marginal_log_prob(self, items: Array, *, num_certain: int) -> Array:
         items, proper = self._clipped(items)
-        together = self._with_pinned(items)
-        (low, high), rank = self._whole_sizes, min(self.num_items, self.rank)
+        together = self.with_pinned(items)
+        (low, high), rank = self.whole_sizes, min(self.num_items, self.rank)
         if self._num_certain >= low and high == rank:
             Z = jnp.vectorize(marginal_matrix, signature="(d,d),(d,d)->(d,d)")(self.W, self._gram)
-            pinned = self._log_minors(self.X, Z, self._with_pinned(jnp.zeros(0, jnp.int32)))
-            log_joint = self._log_minors(self.X, Z, together)
+            pinned = self.log_minors(self.X, Z, self.with_pinned(jnp.zeros(0, jnp.int32)))
+            log_joint = self.log_minors(self.X, Z, together)
         else:
             pinned = self.log_normalizer
             log_sums = partial(_log_sums, sizes=(low, high), rank=rank, num_certain=self._num_certain + num_certain)
@@ -469,9 +447,9 @@ class SubsetDistribution(Distribution):
     @compiled()
     def _next_item_log_prob(self, items: Array) -> Array:
         items, proper = self._clipped(items)
-        together = self._with_pinned(items)
+        together = self.with_pinned(items)
         log_probs = self._of_subsets(log_next_probs, "(n,d),(d,e),(s,m)->(s,n)", together, self.X, self.W)
-        room = jnp.sum(together < self.num_items, axis=-1) < self._whole_sizes[1]
+        room = jnp.sum(together < self.num_items, axis=-1) < self.whole_sizes[1]
         return jnp.where((room & proper)[..., None], log_probs, -jnp.inf)
 
     def _clipped(self, items: Array) -> tuple[Array, Array]:
@@ -481,7 +459,7 @@ class SubsetDistribution(Distribution):
 
     def _apart_from_pinned(self, subsets: Array) -> Array:
         """Which of the subsets (..., m) hold none of the pinned items, and no item twice."""
-        together = self._with_pinned(subsets)
+        together = self.with_pinned(subsets)
         return jnp.all((together[..., 1:] > together[..., :-1]) | (together[..., 1:] >= self.num_items), axis=-1)
 
     def condition(self, include: ArrayLike | None = None, exclude: ArrayLike | None = None) -> "Conditioned":
@@ -507,9 +485,9 @@ class SubsetDistribution(Distribution):
         n, no_items = self.num_items, jnp.zeros(0, jnp.int32)
         include = check_items("include", no_items if include is None else include, n)
         exclude = check_items("exclude", no_items if exclude is None else exclude, n)
-        excluded = _sorted_together(exclude, self._excluded)
-        (low, high), num_new = self._whole_sizes, include.shape[-1]
-        together = self._with_pinned(include)
+        excluded = _sorted_together(exclude, self.excluded)
+        (low, high), num_new = self.whole_sizes, include.shape[-1]
+        together = self.with_pinned(include)
         is_known = not_jax_tracer(include)
         padded = not is_known or bool((np.asarray(include) == n).any())
         counts = np.sum(np.asarray(include) < n, axis=-1) if is_known else None
@@ -571,7 +549,7 @@ class SubsetDistribution(Distribution):
         else:
             most = min(self.num_items, self.rank)
             low = high = static_int("k", k, 0, most, f"min(num_items={self.num_items}, rank={self.rank})")
-        if num_exchanges and self._pinned.shape[-1]:
+        if num_exchanges and self.pinned.shape[-1]:
             raise ValueError("num_exchanges must be 0 for a conditioned law")
         num_exchanges = static_int("num_exchanges", num_exchanges, 0, 2**31 - 1, "the largest")
 
@@ -582,7 +560,7 @@ class SubsetDistribution(Distribution):
         def of_kernel(X: Array, W: Array, C: Array, pinned: Array) -> Array:
             if pinned.size:
                 number = jnp.sum(pinned < self.num_items)
-                limits = self._whole_sizes if has_limits else (low + number, high + number)
+                limits = self.whole_sizes if has_limits else (low + number, high + number)
                 return greedy_given(X, W, C, pinned, *limits, high)
             items = greedy_map(X, W, C, low, high)
             return exchange(X, W, items, num_exchanges) if num_exchanges and high else items
@@ -628,8 +606,8 @@ class SubsetDistribution(Distribution):
         rank = min(self.num_items, self.rank)
 
         def of_kernel(W: Array, C: Array, size: Array) -> tuple[Array, Array]:
-            log_scale = polynomials.log_scale_of_mean_size(W, C, size, low, high, rank)
-            mean = jax.grad(lambda u: polynomials.log_sum_esp(W, jnp.exp(u) * C, low, high, rank))(log_scale)
+            log_scale = size_law.log_scale_of_mean_size(W, C, size, low, high, rank)
+            mean = jax.grad(lambda u: normalizer.log_sum_esp(W, jnp.exp(u) * C, low, high, rank))(log_scale)
             return log_scale, lax.stop_gradient(mean)
 
         return jnp.vectorize(of_kernel, signature="(d,e),(d,f),()->(),()")(self.W, self._gram, expected_size)
@@ -668,7 +646,7 @@ class Conditioned(SubsetDistribution):
         "include": constraints.independent(constraints.nonnegative_integer, 1),
         "exclude": constraints.independent(constraints.nonnegative_integer, 1),
     }
-    pytree_aux_fields: tuple[str, ...] = ("whole_sizes", "num_certain")
+    pytree_aux_fields: tuple[str, ...] = ("_sizes", "num_certain")
 
     def __init__(
         self,
@@ -679,11 +657,11 @@ class Conditioned(SubsetDistribution):
         *,
         whole_sizes: tuple[int, int],
         num_certain: int,
-        sampler: Any,
+        sampler: Sampler,
         validate_args: bool | None = None,
     ) -> None:
         self.X, self.W, self.include, self.exclude = X, W, include, exclude
-        low, high = self.whole_sizes = whole_sizes
+        low, high = self._sizes = whole_sizes
         self.num_certain, num_pinned = num_certain, include.shape[-1]
         self.min_size, self.max_size = max(0, low - num_pinned), high - (num_pinned if low == high else 0)
         self.sampler = sampler
@@ -696,16 +674,16 @@ class Conditioned(SubsetDistribution):
         return self.max_size if self.min_size == self.max_size else None
 
     @property
-    def _pinned(self) -> Array:
+    def pinned(self) -> Array:
         return self.include
 
     @property
-    def _excluded(self) -> Array:
+    def excluded(self) -> Array:
         return self.exclude
 
     @property
-    def _whole_sizes(self) -> tuple[int, int]:
-        return self.whole_sizes
+    def whole_sizes(self) -> tuple[int, int]:
+        return self._sizes
 
     @property
     def _num_certain(self) -> int:
@@ -715,7 +693,7 @@ class Conditioned(SubsetDistribution):
         low, high = self.min_size, self.whole_sizes[1] - self.num_certain
         return str(low) if low == high else f"{low} to {high}"
 
-    def _inside(self, value: Array) -> Array:
+    def contains(self, value: Array) -> Array:
         low, high = self.whole_sizes
         whole = jnp.sum(value < self.num_items, axis=-1) + jnp.sum(self.include < self.num_items, axis=-1)
         return self.support(value) & (whole >= low) & (whole <= high) & self._apart_from_pinned(value)

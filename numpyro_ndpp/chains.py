@@ -5,7 +5,6 @@ Where the size is fixed, a step is that of the up-down walk; where it varies, it
 law, or are all at the greedy subset. :mod:`numpyro_ndpp.diagnostics` records and judges such chains.
 """
 
-import copy
 import math
 from functools import partial
 from typing import Any
@@ -35,11 +34,8 @@ _ROWS = 512
 
 def walk_of(law: SubsetDistribution) -> Walk:
     """The walk of a law, prepared; by its own sampler if that is the walk."""
-    if isinstance(law.sampler, UpDown):
-        return law._state()
-    by_walk = copy.copy(law)
-    by_walk.sampler, by_walk._prepared, by_walk._cached = UpDown(), None, None
-    return by_walk._state()
+    by_walk = law if isinstance(law.sampler, UpDown) else law.with_sampler(UpDown())
+    return by_walk.prepared_state()
 
 
 def _steps_of_the_walk(law: SubsetDistribution) -> bool:
@@ -117,9 +113,9 @@ def log_dets(law: SubsetDistribution, subsets: np.ndarray) -> np.ndarray:
 
 @jax.jit
 def _log_dets(law: SubsetDistribution, rows: Array) -> Array:
-    inside = law._inside(rows)
+    inside = law.contains(rows)
     proper = jnp.where(inside[:, None], rows, law.num_items)
-    log_minors = law._log_minors(law.X, law._inner_block, law._with_pinned(proper))
+    log_minors = law.log_minors(law.X, law.inner_block, law.with_pinned(proper))
     return jnp.where(inside, log_minors, -jnp.inf)
 
 

@@ -26,8 +26,9 @@ from jax import Array
 from jax.typing import ArrayLike
 from tqdm.auto import tqdm
 
-from numpyro_ndpp.base import SubsetDistribution, static_int
+from numpyro_ndpp.base import SubsetDistribution
 from numpyro_ndpp.chains import BLOCK, begin_chains, chain_in_words, check_law, log_dets, run_block
+from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.samplers.walk import StepInfo
 
 if TYPE_CHECKING:

@@ -14,10 +14,11 @@ from jax.typing import ArrayLike
 from numpyro.distributions.batch_util import vmap_over
 from numpyro.distributions.util import lazy_property
 
-from numpyro_ndpp.base import Shape, SubsetDistribution, check_sampler, floating, static_int, vmap_over_parameters
+from numpyro_ndpp.base import Shape, SubsetDistribution, vmap_over_parameters
+from numpyro_ndpp.checks import check_sampler, floating, static_int
 from numpyro_ndpp.constraints import finite_matrix, positive_semidefinite_part
 from numpyro_ndpp.kernel import inner_matrix
-from numpyro_ndpp.samplers import UpDown
+from numpyro_ndpp.samplers import Sampler, UpDown
 
 __all__ = ["KNDPP", "NDPP", "FactorKNDPP", "FactorNDPP"]
 
@@ -111,10 +112,10 @@ class _Parts(SubsetDistribution):
     @lazy_property
     def W(self) -> Array:
         """The inner matrix Diag(I, D - Dᵀ) (..., d, d)."""
-        return _inner_matrices(self.V.shape[-1], self._inner_block)
+        return _inner_matrices(self.V.shape[-1], self.inner_block)
 
     @property
-    def _inner_block(self) -> Array:
+    def inner_block(self) -> Array:
         return _skew_parts(self.D)
 
     @property
@@ -181,7 +182,7 @@ class NDPP(_Parts):
         *,
         min_size: int = 0,
         max_size: int | None = None,
-        sampler: Any = UpDown(),
+        sampler: Sampler = UpDown(),
         validate_args: bool | None = None,
     ) -> None:
         self.V, self.B, self.D = floating(V, B, D)
@@ -204,7 +205,7 @@ class NDPP(_Parts):
         *,
         min_size: int = 0,
         max_size: int | None = None,
-        sampler: Any = UpDown(),
+        sampler: Sampler = UpDown(),
         validate_args: bool | None = None,
     ) -> "FactorNDPP":
         """The NDPP of the kernel L = X W Xᵀ, for any W whose symmetric part is positive semidefinite up to rounding."""
@@ -225,7 +226,7 @@ class FactorNDPP(_Factors):
         *,
         min_size: int = 0,
         max_size: int | None = None,
-        sampler: Any = UpDown(),
+        sampler: Sampler = UpDown(),
         validate_args: bool | None = None,
     ) -> None:
         self.X, self.W = floating(X, W)
@@ -275,7 +276,7 @@ class KNDPP(_FixedSize, _Parts):
         D: ArrayLike,
         k: int,
         *,
-        sampler: Any = UpDown(),
+        sampler: Sampler = UpDown(),
         validate_args: bool | None = None,
     ) -> None:
         self.V, self.B, self.D = floating(V, B, D)
@@ -289,12 +290,12 @@ class KNDPP(_FixedSize, _Parts):
     @staticmethod
     def infer_shapes(V: Shape, B: Shape, D: Shape, k: int) -> tuple[Shape, Shape]:
         if isinstance(k, tuple):
-            raise NotImplementedError("the event shape of a KNDPP is its k, which no shape tells")
+            raise NotImplementedError("k cannot be inferred from parameter shapes")
         return _shapes_of_parts(V, B, D)[0], (k,)
 
     @staticmethod
     def from_factors(
-        X: ArrayLike, W: ArrayLike, k: int, *, sampler: Any = UpDown(), validate_args: bool | None = None
+        X: ArrayLike, W: ArrayLike, k: int, *, sampler: Sampler = UpDown(), validate_args: bool | None = None
     ) -> "FactorKNDPP":
         """The k-NDPP of the kernel L = X W Xᵀ, for any W whose symmetric part is positive semidefinite to rounding."""
         return FactorKNDPP(X, W, k, sampler=sampler, validate_args=validate_args)
@@ -308,7 +309,7 @@ class FactorKNDPP(_FixedSize, _Factors):
     """
 
     def __init__(
-        self, X: ArrayLike, W: ArrayLike, k: int, *, sampler: Any = UpDown(), validate_args: bool | None = None
+        self, X: ArrayLike, W: ArrayLike, k: int, *, sampler: Sampler = UpDown(), validate_args: bool | None = None
     ) -> None:
         self.X, self.W = floating(X, W)
         _, n, d = _shapes_of_factors(self.X.shape, self.W.shape)
@@ -320,7 +321,7 @@ class FactorKNDPP(_FixedSize, _Factors):
     @staticmethod
     def infer_shapes(X: Shape, W: Shape, k: int) -> tuple[Shape, Shape]:
         if isinstance(k, tuple):
-            raise NotImplementedError("the event shape of a KNDPP is its k, which no shape tells")
+            raise NotImplementedError("k cannot be inferred from parameter shapes")
         return _shapes_of_factors(X, W)[0], (k,)
 
 

@@ -28,7 +28,8 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import compute_log_probs
 from numpyro.util import not_jax_tracer
 
-from numpyro_ndpp.base import Multihot, SubsetDistribution, static_int
+from numpyro_ndpp.base import Multihot, SubsetDistribution
+from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.samplers import UpDown
 from numpyro_ndpp.samplers.walk import Walk
 from numpyro_ndpp.subsets import items_of_mask, to_multihot
@@ -56,7 +57,7 @@ def local_move(law: SubsetDistribution, walk: Walk, key: Array, subset: Array) -
         kind = random.randint(kind_key, (), 0, len(_DROPPED))
         dropped, added = jnp.array(_DROPPED)[kind], jnp.array(_ADDED)[kind]
     proposed, log_ratio = walk.move(key, subset, dropped, added)
-    inside = law._inside(proposed)
+    inside = law.contains(proposed)
     return jnp.where(inside, proposed, subset), jnp.where(inside, log_ratio, -jnp.inf)
 
 
@@ -109,7 +110,7 @@ class SubsetGibbs(MCMCKernel):
     >>> mcmc.get_samples()["chosen"].shape
     (20, 4)
 
-    From NumPyro 0.22 on the kernel is ``Gibbs([(SubsetGibbs(model, "chosen"), ["chosen"]), (NUTS(model), None)])``.
+    As a block, the kernel is ``Gibbs([(SubsetGibbs(model, "chosen"), ["chosen"]), (NUTS(model), None)])``.
     """
 
     sample_field = "z"
@@ -149,7 +150,7 @@ class SubsetGibbs(MCMCKernel):
         for name in self.sites:
             values[name] = jnp.asarray(init_params[name], jnp.int32)
             base, items = _as_items(laws[name], values[name])
-            if not_jax_tracer(items) and not bool(base._inside(items)):
+            if not_jax_tracer(items) and not bool(base.contains(items)):
                 raise ValueError(f"site {name!r} cannot start at {values[name].tolist()}, which is no value of its law")
         zero = jnp.zeros(())
         return SubsetGibbsState(values, zero, zero, jnp.asarray(0), rng_key)
@@ -266,7 +267,7 @@ class SubsetGibbs(MCMCKernel):
             return jnp.where(jnp.isnan(total), -jnp.inf, total)  # any other subset is better
 
         walk, _ = base.once_where_known(
-            lambda: _walk_for_moves(*lax.stop_gradient((base.X, base.W)), base._pinned, width)
+            lambda: _walk_for_moves(*lax.stop_gradient((base.X, base.W)), base.pinned, width)
         )
         # Once in an update, not in every move: the kernel may depend on other sites.
         propose = self._proposal(base.prepare() if self.fresh else base, walk)

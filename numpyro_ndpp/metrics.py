@@ -277,7 +277,7 @@ def _rank_counts(law: SubsetDistribution | Array, rest: Array, hidden: Array) ->
     whether the hidden one is possible itself."""
     if isinstance(law, SubsetDistribution):
         n, scores = law.num_items, law.next_item_log_prob(rest)
-        rest = law._with_pinned(rest)  # these are in every subset, and cannot join
+        rest = law.with_pinned(rest)  # these are in every subset, and cannot join
     else:
         n, scores = len(law), jnp.broadcast_to(law, (len(rest), len(law)))
     outside = ~to_multihot(rest, n).astype(bool)

@@ -8,7 +8,7 @@ from kernels import PARTS, N, conditional, factored
 
 from numpyro_ndpp import KNDPP, NDPP, Cholesky, Exact, Rejection, UpDown, pad_subsets, to_multihot
 
-NUM_DRAWS = 20_000
+NUM_DRAWS = 8_192
 SAMPLERS = [UpDown(), Exact(), Cholesky(), Rejection()]
 every_sampler = pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
 # Outside jit a sampler is compiled anew; what happens there is the law's doing, and alike for all samplers.

@@ -138,7 +138,7 @@ sample_with_info = jax.jit(Contour().sample_with_info)
 
 def check_masses(n, d, k, dtype, cond, tolerance, num_draws=20):
     law = KNDPP(*random_kernel(n, d, dtype, cond), k=k, sampler=Contour())
-    subsets, info = sample_with_info(law._state(), jax.random.split(jax.random.key(7), num_draws))
+    subsets, info = sample_with_info(law.prepared_state(), jax.random.split(jax.random.key(7), num_draws))
     assert (jnp.diff(subsets, axis=1) > 0).all()
     assert (subsets >= 0).all()
     assert (subsets < n).all()
@@ -252,12 +252,12 @@ def test_preprocessing_takes_little_memory():
 
 def test_keys_of_both_kinds_and_other_types():
     law = factored("ordinary", 4)
-    draws = jax.jit(Contour().sample)(law._state(), jax.random.split(jax.random.PRNGKey(0), 5))
+    draws = jax.jit(Contour().sample)(law.prepared_state(), jax.random.split(jax.random.PRNGKey(0), 5))
     assert (law.log_prob(draws) > -jnp.inf).all()
     with pytest.raises(ValueError, match="Contour needs a kernel in float32 or float64, got float16"):
         Contour().prepare(law.X.astype(np.float16), law.W.astype(np.float16), 2, 2)
 
 
 def test_float32_stays_float32():
-    state = factored("ordinary", 4, np.float32)._state()
+    state = factored("ordinary", 4, np.float32).prepared_state()
     assert {array.dtype for array in jax.tree.leaves(state.stages[:6])} == {np.dtype(np.float32)}

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from numpyro_ndpp import KNDPP, NDPP
-from numpyro_ndpp.polynomials import log_esps, log_sum_esp
+from numpyro_ndpp.normalizer import log_sum_esp
+from numpyro_ndpp.size_law import log_esps
 
 N_ITEMS = 8
 SUBSETS = np.array([[0, 1, 8, 8], [1, 2, 3, 4], [2, 8, 8, 8], [8, 8, 8, 8]])

@@ -11,7 +11,7 @@ import pytest
 from flint import arb, ctx, fmpz_mat
 from kernels import KERNELS, TRUE_RANK, enumerated_minors, factors
 
-from numpyro_ndpp import polynomials
+from numpyro_ndpp import normalizer, size_law
 from numpyro_ndpp.kernel import gram
 
 D = 200
@@ -68,18 +68,18 @@ def quick_if(condition, *values):
 def test_log_esp_against_exact_arithmetic(cond, dtype, k):
     X, W, exact = exact_case(cond)
     X, W = jnp.asarray(X, dtype), jnp.asarray(W, dtype)
-    error = np.abs(np.asarray(polynomials.log_sum_esp(W, gram(X), k, k, D)) - exact[k])
+    error = np.abs(np.asarray(normalizer.log_sum_esp(W, gram(X), k, k, D)) - exact[k])
     assert error <= (1e-9 if dtype == np.float64 else 1e-3 * np.abs(exact[k]))
 
 
 @pytest.mark.parametrize("cond", CONDS)
 def test_all_coefficients_against_exact_arithmetic(cond):
     X, W, exact = exact_case(cond)
-    log_e = polynomials.log_esps(jnp.asarray(W), gram(jnp.asarray(X)))
+    log_e = size_law.log_esps(jnp.asarray(W), gram(jnp.asarray(X)))
     np.testing.assert_allclose(log_e, exact, atol=1e-9, rtol=0)
     # In float32 the eigenvalues below eps times the largest are noise; no size that they decide is likely.
     X, W = jnp.float32(X), jnp.float32(W)
-    single = np.asarray(polynomials.log_esps(W, gram(X)))
+    single = np.asarray(size_law.log_esps(W, gram(X)))
     probs, expected = (np.exp(np.asarray(a, float) - np.logaddexp.reduce(a)) for a in (single, exact))
     np.testing.assert_allclose(probs, expected, atol=1e-4)
 
@@ -91,7 +91,7 @@ def test_all_coefficients_against_exact_arithmetic(cond):
 @pytest.mark.parametrize("cond", CONDS)
 def test_log_sum_over_a_range_against_exact_arithmetic(cond, low, high):
     X, W, exact = exact_case(cond)
-    value = polynomials.log_sum_esp(jnp.asarray(W), gram(jnp.asarray(X)), low, high, D)
+    value = normalizer.log_sum_esp(jnp.asarray(W), gram(jnp.asarray(X)), low, high, D)
     np.testing.assert_allclose(value, np.logaddexp.reduce(exact[low : high + 1]), atol=1e-9, rtol=0)
 
 
@@ -99,9 +99,9 @@ def test_log_sum_over_a_range_against_exact_arithmetic(cond, low, high):
 def coefficients_in_three_ways(X, W, rank):
     """The true rank, all coefficients at once, and each but the first by a circle of its own."""
     C = gram(X)
-    nodes = polynomials.num_nodes(0, rank, rank)
-    one_size = jax.vmap(lambda k: polynomials._log_circle_sum(W, C, None, k, k, k[None], nodes))
-    return polynomials.true_rank(W, C), polynomials.log_esps(W, C), one_size(jnp.arange(1, rank + 1))
+    nodes = normalizer.num_nodes(0, rank, rank)
+    one_size = jax.vmap(lambda k: normalizer.log_circle_sum(W, C, None, k, k, k[None], nodes))
+    return normalizer.true_rank(W, C), size_law.log_esps(W, C), one_size(jnp.arange(1, rank + 1))
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -131,25 +131,25 @@ def test_a_small_symmetric_part_is_not_taken_for_none():
     X = np.concatenate([V, B], axis=1).astype(np.float32)
     W = np.zeros((2 * d, 2 * d), np.float32)
     W[:d, :d], W[d:, d:] = np.eye(d), D - D.T
-    one = polynomials.log_sum_esp(W, X.T @ X, 1, 1, 2 * d)
+    one = normalizer.log_sum_esp(W, X.T @ X, 1, 1, 2 * d)
     np.testing.assert_allclose(one, np.log(np.sum(V**2)), rtol=1e-2)
 
 
 def test_number_of_nodes_suits_one_size():
-    assert polynomials.num_nodes(100, 100, 200) == 100
-    assert polynomials.num_nodes(1, 1, 200) == 24
-    assert polynomials.num_nodes(200, 200, 200) == 12
-    assert polynomials.num_nodes(1, 200, 200) == 204
-    assert all(polynomials.num_nodes(k, k, 200) % 4 == 0 for k in range(201))
+    assert normalizer.num_nodes(100, 100, 200) == 100
+    assert normalizer.num_nodes(1, 1, 200) == 24
+    assert normalizer.num_nodes(200, 200, 200) == 12
+    assert normalizer.num_nodes(1, 200, 200) == 204
+    assert all(normalizer.num_nodes(k, k, 200) % 4 == 0 for k in range(201))
 
 
 @jax.jit
 def mean_sizes_at_the_scales(X, W, mean_size):
     C = gram(X)
-    M = polynomials.pencil(W, C)
-    rough, _ = polynomials.solve_log_scale(M, mean_size, mean_size)
-    scales = polynomials.log_scale_of_mean_size(W, C, mean_size, 0, 8, 8), rough
-    return [polynomials.size_moments(M, scale)[0] for scale in scales]
+    M = normalizer.pencil(W, C)
+    rough, _ = normalizer.solve_log_scale(M, mean_size, mean_size)
+    scales = size_law.log_scale_of_mean_size(W, C, mean_size, 0, 8, 8), rough
+    return [normalizer.size_moments(M, scale)[0] for scale in scales]
 
 
 @pytest.mark.parametrize("mean_size", [0.01, 1.0, 3.7, 7.9])

@@ -506,14 +506,14 @@ def test_sizes_that_only_rounding_makes_possible_are_left_out():
 
 def test_keys_of_both_kinds():
     law = factored("ordinary", 4)
-    walk = law._state()
+    walk = law.prepared_state()
     draws = UpDown().sample(walk, jax.random.split(jax.random.PRNGKey(0), 5))
     assert (law.log_prob(draws) > -jnp.inf).all()
 
 
 def test_float32_stays_float32():
     law = factored("ordinary", 4, np.float32)
-    walk = law._state()
+    walk = law.prepared_state()
     state = walk.init(law.greedy())
     bordered = walk._border(state, jnp.array([True, True, False, False]), jnp.linspace(0, 1, 4, dtype=jnp.float32), 4)
     assert {array.dtype for array in (bordered.N, bordered.E, *state[1:])} == {np.dtype(np.float32)}

@@ -15,6 +15,7 @@ from jax import Array, lax, random
 from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.programs import program
+from numpyro_ndpp.samplers.base import Sampler
 
 # What the draws side by side take together: within a cache, or as many as fill an accelerator.
 _CHUNK_BYTES = {"cpu": 16 * 2**20}
@@ -83,7 +84,7 @@ def by_size(draw: Callable[[Array, Array], Array], chunk: int, number: Array | i
 
 
 @program("often", static_argnums=(0, 1, 2))
-def _sample(sampler: Any, length: int, num_kernels: int | None, states: Any, key: Array, number: Array) -> Array:
+def _sample(sampler: Sampler, length: int, num_kernels: int | None, states: Any, key: Array, number: Array) -> Array:
     """Subsets (length, w) of one kernel, or (kernels, length, w)."""
     if num_kernels is None:
         return sampler.sample(states, random.split(key, length), number)
@@ -91,10 +92,10 @@ def _sample(sampler: Any, length: int, num_kernels: int | None, states: Any, key
     if length == 1:
         return jax.vmap(lambda state, keys: sampler.sample(state, keys, number))(states, keys)
     # A sampler has as many draws of one kernel at a time as memory allows.
-    return lax.map(lambda kernel: sampler.sample(*kernel, number), (states, keys))
+    return lax.map(lambda kernel: sampler.sample(kernel[0], kernel[1], number), (states, keys))
 
 
-def sample(sampler: Any, states: Any, num_kernels: int | None, key: Array, num_draws: int) -> Array | np.ndarray:
+def sample(sampler: Sampler, states: Any, num_kernels: int | None, key: Array, num_draws: int) -> Array | np.ndarray:
     """Subsets (draws, w) of one kernel (None), or (kernels, draws, w) of several, prepared by the sampler."""
     length = 2 ** (num_draws - 1).bit_length()
     drawn = _sample(sampler, length, num_kernels, states, key, num_draws)

@@ -24,8 +24,9 @@ from jax import Array, lax, random
 
 from numpyro_ndpp.kernel import Pinned, gram, log_minor, marginal_given, marginal_matrix
 from numpyro_ndpp.linalg import matmul
-from numpyro_ndpp.polynomials import log_scales_of_mean_size, log_weights_of_sizes
+from numpyro_ndpp.samplers.base import Sampler
 from numpyro_ndpp.samplers.batching import in_chunks, pinned_items, side_by_side
+from numpyro_ndpp.size_law import log_scales_of_mean_size, log_weights_of_sizes
 
 # One sweep in 2.5 standard deviations of the size has the right size: so many failures never happen by chance.
 _MAX_SWEEPS = 10_000
@@ -91,7 +92,7 @@ def _is_possible(state: CholeskyState, subset: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Cholesky:
+class Cholesky(Sampler):
     """Exact sampler, O(n d²) a draw: a sweep over all items that takes or leaves each of them.
 
     With limits on the size (a KNDPP included) a draw takes several sweeps, on average about two and a half standard

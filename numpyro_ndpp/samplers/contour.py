@@ -45,17 +45,11 @@ from jax import Array, lax, random
 
 from numpyro_ndpp.kernel import Pinned, gram, whiten
 from numpyro_ndpp.linalg import matmul
-from numpyro_ndpp.polynomials import (
-    HALF_AN_ITEM,
-    log_scales_of_mean_size,
-    log_sum_esp,
-    log_sum_esp_given,
-    pencil,
-    size_moments,
-    solve_log_scale,
-)
+from numpyro_ndpp.normalizer import HALF_AN_ITEM, log_sum_esp, log_sum_esp_given, pencil, size_moments, solve_log_scale
+from numpyro_ndpp.samplers.base import Sampler
 from numpyro_ndpp.samplers.batching import chunk_size, in_chunks, pinned_items, side_by_side
 from numpyro_ndpp.samplers.tree import Tree, build_tree, descend_symmetric, pack, symmetric_part, unpack
+from numpyro_ndpp.size_law import log_scales_of_mean_size
 
 # A stage lasts so many times √m items, where m are missing at its start. Over a stage the radius comes to be off by as
 # many standard deviations of the size, which costs digits, and float32 has none to spare.
@@ -475,7 +469,7 @@ def _next_log_radius(stage: Stage, pilot: _Draw, low: Array, d: int) -> Array:
 
 
 @dataclass(frozen=True)
-class Contour:
+class Contour(Sampler):
     """Exact sampler for a fixed size, at a cost that hardly depends on n: one descent of the tree for each item.
 
     After preprocessing of O(n d² + J d³) a draw of k items costs O(J k² d²) in matrix products, plus k descents of O(d²
@@ -563,10 +557,6 @@ class Contour:
 
         limits = highs, lows, jnp.append(lows[1:], 0)
         return lax.scan(next_stage, (log_radius, pilot), limits)[1]
-
-    def draw(self, state: ContourState, key: Array) -> Array:
-        """One subset, padded; -1 throughout if none could be drawn."""
-        return self.sample(state, key[None])[0]
 
     def sample(self, state: ContourState, keys: Array, number: Array | int | None = None) -> Array:
         """Subsets (s, w), one for each key; only the first ``number`` are made."""

@@ -6,13 +6,14 @@ from functools import partial
 import jax
 from jax import Array
 
+from numpyro_ndpp.samplers.base import Sampler
 from numpyro_ndpp.samplers.batching import chunk_size, in_chunks, pinned_items, side_by_side
 from numpyro_ndpp.samplers.contour import Contour, ContourState
 from numpyro_ndpp.samplers.leap import LeapState, draw_by_leaps, prepare_leap
 
 
 @dataclass(frozen=True)
-class Exact:
+class Exact(Sampler):
     """Exact, independent draws of every law at a cost that hardly depends on n: no chain, no steps, no rejection.
 
     A fixed size is drawn by :class:`Contour`, sizes that vary by leaping from item to item (:mod:`.leap`), which takes
@@ -40,10 +41,6 @@ class Exact:
         if min_size == max_size and num_others == max_size - len(items):
             return Contour().prepare(X, W, min_size, max_size, pinned, width)
         return prepare_leap(X, W, min_size, max_size, items, num_others)
-
-    def draw(self, state: ContourState | LeapState, key: Array) -> Array:
-        """One subset, padded; -1 throughout if none could be drawn."""
-        return self.sample(state, key[None])[0]
 
     def sample(self, state: ContourState | LeapState, keys: Array, number: Array | int | None = None) -> Array:
         """Subsets (s, w), one for each key; only the first ``number`` are made."""

@@ -41,7 +41,7 @@ from jax import Array, lax, random
 
 from numpyro_ndpp.kernel import Pinned, gram, marginal_given, whiten
 from numpyro_ndpp.linalg import matmul, right_divide
-from numpyro_ndpp.polynomials import HALF_AN_ITEM, log_normalizer, pencil, solve_log_scale
+from numpyro_ndpp.normalizer import HALF_AN_ITEM, log_normalizer, pencil, solve_log_scale
 from numpyro_ndpp.samplers.tree import leaf_shape, pack, pack_query, pick, sums_of_leaves, symmetric_part, unpack
 
 # How far the fall of the logarithm may be from that of the trace, for the next guess.

@@ -23,7 +23,6 @@ import math
 import operator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +30,8 @@ from jax import Array, lax, random
 
 from numpyro_ndpp.kernel import Pinned, gram, whiten
 from numpyro_ndpp.linalg import log_determinant, matmul
-from numpyro_ndpp.polynomials import log_normalizer, restrict_sizes
+from numpyro_ndpp.normalizer import log_normalizer
+from numpyro_ndpp.samplers.base import HasKernel, Sampler
 from numpyro_ndpp.samplers.batching import chunk_size, in_chunks, pinned_items, side_by_side
 from numpyro_ndpp.samplers.proposal import (
     SymmetricKernel,
@@ -41,9 +41,7 @@ from numpyro_ndpp.samplers.proposal import (
     youla_symmetrization,
 )
 from numpyro_ndpp.samplers.tree import Tree, build_tree
-
-if TYPE_CHECKING:
-    from numpyro_ndpp.distributions import KNDPP, NDPP
+from numpyro_ndpp.size_law import restrict_sizes
 
 
 @partial(
@@ -104,7 +102,7 @@ def _expected_proposals(low: int, high: int, width: int, X: Array, W: Array, pin
 
 
 @dataclass(frozen=True)
-class Rejection:
+class Rejection(Sampler):
     r"""Exact sampler by rejection (Han et al., ICLR 2022), for all laws; for symmetric kernels it never rejects.
 
     A proposal of k items costs O(k d² log n) after preprocessing of O(n d² + J d³). Their expected number grows
@@ -139,10 +137,10 @@ class Rejection:
             raise ValueError(f"max_proposals must be a positive integer, got {self.max_proposals!r}")
         object.__setattr__(self, "max_proposals", number)
 
-    def expected_proposals(self, law: "NDPP | KNDPP") -> Array:
+    def expected_proposals(self, law: HasKernel) -> Array:
         r"""The expected number of proposals a draw (batch shape), :math:`\sum \hat e_k / \sum e_k`. O(n d² + J d³)."""
-        of_kernel = partial(_expected_proposals, *law._whole_sizes, law.max_size)
-        return jnp.vectorize(of_kernel, signature="(n,d),(d,e),(j)->()")(law.X, law.W, law._pinned)
+        of_kernel = partial(_expected_proposals, *law.whole_sizes, law.max_size)
+        return jnp.vectorize(of_kernel, signature="(n,d),(d,e),(j)->()")(law.X, law.W, law.pinned)
 
     def prepare(
         self,

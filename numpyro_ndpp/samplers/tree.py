@@ -64,11 +64,6 @@ class Tree:
         """C = XᵀX (d, d), the sum over all items."""
         return unpack(self.lefts[0], self.X.shape[1])
 
-    @property
-    def num_bytes(self) -> int:
-        """What the tree takes beyond X."""
-        return self.lefts.nbytes
-
 
 def pack(S: Array) -> Array:
     """The upper triangle of a symmetric matrix (..., d, d) as a vector (..., p), p = d(d+1)/2 for even d.

@@ -18,7 +18,7 @@ from jax import Array, lax, random
 from numpyro_ndpp.greedy import greedy_given, greedy_map, greedy_subsets
 from numpyro_ndpp.kernel import Pinned
 from numpyro_ndpp.linalg import matmul
-from numpyro_ndpp.polynomials import log_weights_of_sizes
+from numpyro_ndpp.samplers.base import Sampler
 from numpyro_ndpp.samplers.batching import by_size, chunk_size, draw_sizes, in_chunks, pinned_items, side_by_side
 from numpyro_ndpp.samplers.tree import (
     Tree,
@@ -26,7 +26,8 @@ from numpyro_ndpp.samplers.tree import (
     pack_query,
     symmetric_part,
 )
-from numpyro_ndpp.samplers.walk import WIDE, ChainState, Forms, Walk, item_scale
+from numpyro_ndpp.samplers.walk import WIDE, ChainState, Forms, Walk, WalkSettings, item_scale
+from numpyro_ndpp.size_law import log_weights_of_sizes
 
 UPS = ("direct", "rejection", "naive")
 INITS = ("greedy", "uniform")
@@ -91,7 +92,7 @@ def _chains(walk: Walk, sizes: Array | None, keys: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class UpDown:
+class UpDown(Sampler):
     r"""The default sampler: the two-item up-down walk of Han et al. (2022) on the fat-leaf tree, for all laws.
 
     Approximate, as MCMC is: every draw is a chain of its own, from a start of positive probability. After preprocessing
@@ -179,11 +180,8 @@ class UpDown:
         of_items = lax.map(lambda x: matmul(matmul(x, forms), x), X, batch_size=min(n, _ROWS))
         queries = Forms(jnp.stack([pack_query(symmetric_part(form)) for form in forms]), of_items)
         lefts, rights = (forms, forms) if X.dtype == jnp.float64 else (jnp.stack([W, CW]), W[None])
-        return Walk(tree, C, items, jnp.log(scale), lefts, rights, item_scales, queries, starts, size_logits, self)
-
-    def draw(self, walk: Walk, key: Array) -> Array:
-        """One subset, padded; -1 throughout if none of an allowed size has a positive probability."""
-        return self.sample(walk, key[None])[0]
+        settings = WalkSettings(self.num_steps, self.up, self.init)
+        return Walk(tree, C, items, jnp.log(scale), lefts, rights, item_scales, queries, starts, size_logits, settings)
 
     def failure(self, walk: Walk) -> str:
         """Why a draw was not made."""

@@ -38,7 +38,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -58,9 +58,6 @@ from numpyro_ndpp.samplers.tree import (
 )
 from numpyro_ndpp.widths import at_own_width, narrowing_widths
 
-if TYPE_CHECKING:
-    from numpyro_ndpp.samplers.updown import UpDown
-
 # Proposals before the rejection operator hands over to the direct one.
 _MAX_PROPOSALS = 1000
 # Where the size varies and there is room for more items than this, a step costs its size and not the room.
@@ -68,6 +65,14 @@ WIDE = 32
 _WIDTH_SHARE = 0.4
 
 dot = partial(jnp.dot, precision="highest")
+
+
+class WalkSettings(NamedTuple):
+    """How long a walk is, how its pairs are drawn and where it starts: see :class:`~numpyro_ndpp.UpDown`."""
+
+    num_steps: int | None
+    up: str
+    init: str
 
 
 class ChainState(NamedTuple):
@@ -163,7 +168,7 @@ class Walk:
     forms: Forms
     starts: Array  # (w,) or, where the size varies, (w+1, w): a subset of positive probability of each size
     size_logits: Array | None  # (d+1,) where the size varies
-    settings: "UpDown" = field(metadata={"static": True})
+    settings: WalkSettings = field(metadata={"static": True})
 
     @property
     def width(self) -> int:

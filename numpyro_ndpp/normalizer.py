@@ -1,22 +1,18 @@
-r"""The normaliser: elementary symmetric polynomials of a low-rank kernel, and the law of the size.
+r"""The normaliser: elementary symmetric polynomials of a low-rank kernel, by determinants on a circle.
 
 With M = W C (d, d), C = XᵀX, the sum of all principal minors of size k of L = X W Xᵀ is the k-th elementary
 symmetric polynomial of the eigenvalues of M, which is the k-th coefficient of a polynomial in t:
 
 .. math:: \sum_{|S|=k} \det L_S = e_k, \qquad \det(I + t M) = \sum_{k=0}^{d} e_k t^k .
 
-*Sums over a range of sizes* (one size included) are read off the polynomial's values on a circle,
+Sums over a range of sizes (one size included) are read off the polynomial's values on a circle,
 
 .. math:: e_k = \frac1N \sum_j \det(I + t_j M)\, t_j^{-k}, \quad t_j = r e^{i\theta_j}, \quad \theta_j = 2\pi(j+½)/N,
 
 which is nothing but ``slogdet``: differentiable to any order, whatever the eigenvalues do, on any device. With r
 near the saddle point, where the mean size under the kernel r L is about k, the k-th term dominates and nothing cancels.
 
-*The whole law of the size* would need a radius for every size. The eigenvalues of M have non-negative real part, so the
-polynomial is a product of factors with non-negative coefficients, and multiplying those out in log space never cancels.
-Eigenvalues are no road to derivatives (they fail where eigenvalues repeat), so those come from the circle again.
-
-*Subsets that hold given items J* have a polynomial of the same kind in the number of the others,
+Subsets that hold given items J have a polynomial of the same kind in the number of the others,
 
 .. math:: \sum_T t^{|T|} \det L_{J∪T} = \det \begin{pmatrix} I + t C W & X_J^\top \\ -X_J W & 0 \end{pmatrix} ,
 
@@ -28,13 +24,13 @@ Trefethen and Weideman (2014), *The exponentially convergent trapezoidal rule*.
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ndpp.kernel import Pinned, marginal_given, marginal_matrix
+from numpyro_ndpp.kernel import Pinned, marginal_matrix
 from numpyro_ndpp.linalg import column_lengths, matmul
 
 # The radius only has to be near the saddle point: half an item of mean size off costs no digit.
@@ -189,7 +185,7 @@ def solve_log_scale(
     return state.log_scale, state.mean
 
 
-def _solve_near_sizes(pencil: Pencil, low: Array | int, high: Array | int, is_pinned: bool) -> tuple[Array, Array]:
+def solve_near_sizes(pencil: Pencil, low: Array | int, high: Array | int, is_pinned: bool) -> tuple[Array, Array]:
     """:func:`solve_log_scale` for the sizes low to high.
 
     A mean of k itself is out of reach when k is the true rank; k - 1/2 is as good. That is out of reach when there are
@@ -211,14 +207,14 @@ def num_nodes(low: int, high: int, rank: int) -> int:
     return 4 * math.ceil(nodes / 4)
 
 
-def _log_circle_sum(
+def log_circle_sum(
     W: Array, C: Array, pinned: Pinned | None, low: Array | int, high: Array | int, sizes: Array, nodes: int
 ) -> Array:
     """log Σ e_k over those of ``sizes`` from low to high, by the circle; -inf where the sum is zero to rounding."""
     poly = pencil(W, C, pinned)
     M, dtype = poly.linear, W.dtype
     d, eps = len(M), jnp.finfo(dtype).eps
-    log_radius, mean = _solve_near_sizes(poly, low, high, pinned is not None)
+    log_radius, mean = solve_near_sizes(poly, low, high, pinned is not None)
     # Only a radius at which rounding noise weighs as much as an eigenvalue leaves a doubt about the rank. Noise is the
     # root of rounding where M is nilpotent in part, as it is where rows of B are parallel.
     norm = lax.stop_gradient(jnp.linalg.norm(M))
@@ -271,7 +267,7 @@ def log_sum_esp(W: Array, C: Array, low: int, high: int, rank: int) -> Array:
         return jnp.linalg.slogdet(pencil(W, C).at(jnp.ones((), W.dtype)))[1]
     if high == 0:
         return jnp.zeros((), W.dtype)
-    return _log_circle_sum(W, C, None, low, high, jnp.arange(low, high + 1), num_nodes(low, high, rank))
+    return log_circle_sum(W, C, None, low, high, jnp.arange(low, high + 1), num_nodes(low, high, rank))
 
 
 @partial(jax.jit, static_argnames=("low", "high", "rank", "fixed"))
@@ -285,7 +281,7 @@ def log_sum_esp_given(W: Array, C: Array, pinned: Pinned, low: int, high: int, r
     num_rows = len(pinned.rows)
     sizes = jnp.arange(high - num_rows if fixed else 0, high + 1 - (num_rows if fixed else 0))
     nodes = num_nodes(high - num_rows, high - num_rows, rank) if fixed else num_nodes(0, rank, rank)
-    return _log_circle_sum(W, C, pinned, low - pinned.number, high - pinned.number, sizes, nodes)
+    return log_circle_sum(W, C, pinned, low - pinned.number, high - pinned.number, sizes, nodes)
 
 
 def log_normalizer(
@@ -305,192 +301,3 @@ def log_normalizer(
         return log_sum_esp(W, C, 0, rank, rank) + pinned.log_prob(marginal_matrix(W, C))
     fixed = low == high and num_certain == num_rows <= high
     return log_sum_esp_given(W, C, pinned, low, high, rank, fixed)
-
-
-def _multiply_out(constant: Array, linear: Array, quadratic: Array) -> Array:
-    """log of the coefficients (d+1,) of the product of d factors a + b t + c t², none of them negative."""
-    d = len(constant)
-
-    def multiply(log_poly: Array, log_factor: tuple[Array, Array, Array]) -> tuple[Array, None]:
-        once = jnp.pad(log_poly[:-1], (1, 0), constant_values=-jnp.inf) + log_factor[1]
-        twice = jnp.pad(log_poly[:-2], (2, 0), constant_values=-jnp.inf) + log_factor[2]
-        return jnp.logaddexp(log_poly + log_factor[0], jnp.logaddexp(once, twice)), None
-
-    # One coefficient more than the degree, so that a shift by two is always within the array.
-    one = jnp.full(d + 2, -jnp.inf, linear.dtype).at[0].set(0.0)
-    log_poly, _ = lax.scan(multiply, one, (jnp.log(constant), jnp.log(linear), jnp.log(quadratic)))
-    return log_poly[: d + 1]
-
-
-@jax.jit
-def log_esps(W: Array, C: Array) -> Array:
-    """log e_0 .. log e_d (d+1,): all coefficients, -inf where they are zero to rounding.
-
-    O(d³) for the value. Each derivative takes a circle of its own: O(d⁵) in all. The probabilities of all sizes are
-    accurate to rounding; the logarithm of a coefficient that needs eigenvalues near eps times the largest is only as
-    good as these (:func:`log_sum_esp` is better there).
-    """
-    return _log_esps(W, C)
-
-
-@jax.custom_jvp
-def _log_esps(W: Array, C: Array) -> Array:
-    M = balanced_product(W, C)
-    d, eps = len(M), jnp.finfo(M.dtype).eps
-    eigenvalues = jnp.linalg.eigvals(M)
-    order = jnp.argsort(-jnp.abs(eigenvalues))
-    eigenvalues = jnp.where(jnp.arange(d) < true_rank(W, C), eigenvalues[order], 0.0)
-    real, imag = jnp.maximum(jnp.real(eigenvalues), 0.0), jnp.imag(eigenvalues)
-    # A skew kernel's pairs are purely imaginary: their real part is rounding noise.
-    real = jnp.where((imag != 0) & (real < 4 * eps * jnp.linalg.norm(M)), 0.0, real)
-    # One factor for a real eigenvalue, one for a pair of conjugates (at its upper half), none at the lower half.
-    linear = jnp.where(imag == 0, real, jnp.where(imag > 0, 2 * real, 0.0))
-    quadratic = jnp.where(imag > 0, real**2 + imag**2, 0.0)
-    return _multiply_out(jnp.ones(d, M.dtype), linear, quadratic)
-
-
-@_log_esps.defjvp
-def _log_esps_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    value = _log_esps(*primals)
-    slopes = _slopes_by_circle(lambda W, C: (W, C, None), primals, tangents, len(primals[0]))
-    return value, jnp.where(jnp.isfinite(value), slopes.at[0].set(0.0), 0.0)
-
-
-def _slopes_by_circle(kernel: Any, primals: tuple, tangents: tuple, d: int) -> Array:
-    """The derivatives (d+1,) of the logarithms of all coefficients; ``kernel(*primals)`` is W, C and what is pinned."""
-    nodes = num_nodes(0, d, d)
-
-    @jax.checkpoint
-    def slope(k: Array) -> Array:
-        def log_e(*parts: Array) -> Array:
-            W, C, pinned = kernel(*parts)
-            return _log_circle_sum(W, C, pinned, k, k, k[None], nodes)
-
-        return jax.jvp(log_e, primals, tangents)[1]
-
-    return lax.map(slope, jnp.arange(d + 1))
-
-
-@jax.jit
-def log_esps_given(W: Array, C: Array, pinned: Pinned, low: Array | int, high: Array | int) -> Array:
-    """log Σ det L_{J∪T} over the T of s other items, s = 0 .. d (d+1,); -inf where that is zero to rounding.
-
-    :param low, high: limits on the size of J∪T; -inf beyond them. The probabilities of the sizes within are accurate.
-    """
-    low, high = low - pinned.number, high - pinned.number
-    sizes = jnp.arange(len(W) + 1)
-    log_e = _log_esps_given(W, C, *pinned, jnp.asarray(low), jnp.asarray(high))
-    return jnp.where((sizes >= low) & (sizes <= high), log_e, -jnp.inf)
-
-
-@jax.custom_jvp
-def _log_esps_given(W: Array, C: Array, rows: Array, present: Array, low: Array, high: Array) -> Array:
-    poly = pencil(W, C, Pinned(rows, present))
-    d, eps = len(W), jnp.finfo(W.dtype).eps
-    # Read off at a scale where the sizes that count are likely: the polynomial is a product of (1 - p) + p t / scale.
-    log_scale, _ = _solve_near_sizes(poly, low, high, is_pinned=True)
-    sign, log_det = jnp.linalg.slogdet(poly.at(jnp.exp(log_scale)))
-    length = column_lengths(C)
-    K = marginal_given(jnp.exp(log_scale) * W, C, Pinned(rows, present))
-    p = jnp.linalg.eigvals(matmul(K * length[:, None] * length, C / (length[:, None] * length)))
-    rounding = 8 * d * eps
-    # Nothing can be made of items that are not there together at all.
-    possible = (sign > 0) & jnp.all(jnp.isfinite(p)) & jnp.all(jnp.abs(p) < 1 / jnp.sqrt(eps))
-    possible &= Pinned(rows, present).log_prob(marginal_matrix(W, C)) > -jnp.inf
-    # Eigenvalues that are zero or one come out with the root of rounding where they are defective. The ranks say how
-    # many there are: J∪T has no more items than L has ranks, and T makes up for those that L_J lacks.
-    most = true_rank(W, C) - jnp.sum(present)
-    p = jnp.where(jnp.argsort(jnp.argsort(-jnp.abs(p))) < most, p, 0.0)
-    p = jnp.where(jnp.argsort(jnp.argsort(jnp.abs(1 - p))) < _missing_ranks(W, Pinned(rows, present)), 1.0, p)
-    real, imag = jnp.real(p), jnp.imag(p)
-    squared, squared_other = real**2 + imag**2, (1 - real) ** 2 + imag**2
-
-    def clean(number: Array) -> Array:
-        return jnp.where(number > rounding, number, 0.0)
-
-    is_real, is_upper = imag == 0, imag > 0
-    constant = jnp.where(is_real, clean(1 - real), jnp.where(is_upper, clean(squared_other), 1.0))
-    linear = jnp.where(is_real, clean(real), jnp.where(is_upper, clean(2 * (real - squared)), 0.0))
-    quadratic = jnp.where(is_upper, clean(squared), 0.0)
-    constant, linear, quadratic = (jnp.where(possible, factor, 1.0) for factor in (constant, linear, quadratic))
-    log_poly = _multiply_out(constant, linear, quadratic)
-    log_poly = log_poly + log_det + poly.log_factor - jnp.arange(d + 1) * log_scale
-    return jnp.where(possible, log_poly, -jnp.inf)
-
-
-def _missing_ranks(W: Array, pinned: Pinned) -> Array:
-    """How many ranks the minor L_J of the pinned items lacks, to rounding."""
-    images = matmul(pinned.rows, W)
-    lengths = [jnp.linalg.norm(side, axis=1) for side in (images, pinned.rows)]
-    left, right = (jnp.where(length > 0, 1 / jnp.where(length > 0, length, 1.0), 0.0) for length in lengths)
-    minor = matmul(images, pinned.rows.T) * left[:, None] * right + jnp.diag((~pinned.present).astype(W.dtype))
-    singular_values = jnp.linalg.svd(minor, compute_uv=False)
-    return jnp.sum(singular_values <= 8 * len(W) * jnp.finfo(W.dtype).eps)
-
-
-@_log_esps_given.defjvp
-def _log_esps_given_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
-    W, C, rows, present, _, _ = primals
-    value = _log_esps_given(*primals)
-    slopes = _slopes_by_circle(lambda W, C, rows: (W, C, Pinned(rows, present)), (W, C, rows), tangents[:3], len(W))
-    return value, jnp.where(jnp.isfinite(value), slopes, 0.0)
-
-
-def log_weights_of_sizes(W: Array, C: Array, pinned: Pinned, low: int, high: int) -> Array:
-    """The logarithm of the weight of every number 0 .. d of other items than the pinned ones (d+1,).
-
-    -inf where the whole subset is smaller than ``low`` or larger than ``high``.
-    """
-    if len(pinned.rows):
-        return log_esps_given(W, C, pinned, low, high)
-    return restrict_sizes(log_esps(W, C), low, high)
-
-
-def log_scales_of_mean_size(log_e: Array, mean_sizes: Array) -> Array:
-    """log r for each of the mean sizes (t,), such that sizes of weight e_k rᵏ have it. No gradient passes through.
-
-    :param log_e: log e_0 .. log e_d (d+1,); -inf for the sizes to leave out. A mean size outside the range of the
-        others gives a scale at which the law sits at the end of that range.
-    """
-    log_e, mean_sizes = lax.stop_gradient(log_e), lax.stop_gradient(mean_sizes)
-    sizes = jnp.arange(len(log_e), dtype=log_e.dtype)
-    finite = jnp.where(jnp.isfinite(log_e), log_e, 0.0)
-    # Beyond this, neighbouring weights differ by more than any two coefficients do, and by 1/eps on top.
-    bound = jnp.max(finite) - jnp.min(finite) - jnp.log(jnp.finfo(log_e.dtype).eps) + math.log(len(log_e))
-
-    def mean_size(log_scale: Array) -> Array:
-        return jnp.dot(jax.nn.softmax(log_e + sizes * log_scale), sizes)
-
-    def halve(_: Array, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = bracket
-        middle = 0.5 * (low + high)
-        below = jax.vmap(mean_size)(middle) < mean_sizes
-        return jnp.where(below, middle, low), jnp.where(below, high, middle)
-
-    steps = jnp.finfo(log_e.dtype).nmant + 12
-    low, high = lax.fori_loop(0, steps, halve, (jnp.full_like(mean_sizes, -bound), jnp.full_like(mean_sizes, bound)))
-    return 0.5 * (low + high)
-
-
-def restrict_sizes(log_e: Array, low: Array | int, high: Array | int) -> Array:
-    """The coefficients (d+1,) with -inf for the sizes outside low .. high."""
-    sizes = jnp.arange(len(log_e))
-    return jnp.where((sizes >= low) & (sizes <= high), log_e, -jnp.inf)
-
-
-@partial(jax.jit, static_argnames=("low", "high", "rank"))
-def log_scale_of_mean_size(W: Array, C: Array, mean_size: Array, low: int, high: int, rank: int) -> Array:
-    """log r such that the kernel scaled by r, restricted to the sizes low .. high, has the given mean size.
-
-    Differentiable to any order in W, C and ``mean_size``, as the root of an equation.
-    """
-
-    def excess(log_scale: Array) -> Array:
-        # The mean size is the derivative of the log-normaliser in log r.
-        return jax.grad(lambda u: log_sum_esp(W, jnp.exp(u) * C, low, high, rank))(log_scale) - mean_size
-
-    def solve(_: Any, start: Array) -> Array:
-        log_e = restrict_sizes(log_esps(lax.stop_gradient(W), lax.stop_gradient(C)), low, high)
-        return start + log_scales_of_mean_size(log_e, jnp.asarray(mean_size, log_e.dtype)[None])[0]
-
-    return lax.custom_root(excess, jnp.zeros((), W.dtype), solve, lambda slope, y: y / slope(jnp.ones_like(y)))
