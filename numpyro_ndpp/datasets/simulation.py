@@ -1,0 +1,85 @@
+"""Baskets of a small shop whose law is known: which items complement each other, and which replace each other."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from numpyro_ndpp.distributions import NDPP
+from numpyro_ndpp.samplers import Cholesky
+from numpyro_ndpp.subsets import unpad_subsets
+
+SHOP = ("tea", "coffee", "bread", "butter", "pasta", "sauce", "cola", "juice", "soap", "candles", "rice", "beans")
+
+
+class SimulatedBaskets(NamedTuple):
+    """Baskets, the name of every item, the pairs that attract and those that repel, and the law they come from."""
+
+    baskets: list[list[int]]
+    items: list[str]
+    complements: list[tuple[int, int]]
+    substitutes: list[tuple[int, int]]
+    law: NDPP
+
+
+def simulate_baskets(
+    num_baskets: int,
+    *,
+    items: Sequence[str] = SHOP,
+    complements: Sequence[tuple[int, int]] = ((2, 3), (4, 5), (8, 9)),
+    substitutes: Sequence[tuple[int, int]] = ((0, 1), (6, 7), (10, 11)),
+    expected_size: float = 3.0,
+    seed: int = 0,
+) -> SimulatedBaskets:
+    """Independent baskets from an NDPP whose complements (bought together) and substitutes (one of two) are known.
+
+    Substitutes share a direction of V; complements are tied by one skew pair of B and D; other items are independent.
+    An item may be in one pair at most. The kernel has a column for every item: for up to some hundreds of them.
+
+    :raises ValueError: for a pair of one item with itself or one out of range, an item in two pairs, a negative number
+        of baskets.
+
+    >>> shop = simulate_baskets(3)
+    >>> len(shop.baskets), [shop.items[item] for item in shop.complements[0]]
+    (3, ['bread', 'butter'])
+    """
+    n, num_skew = len(items), 2 * len(complements)
+    paired = [item for pair in (*complements, *substitutes) for item in pair]
+    if any(not 0 <= item < n for item in paired) or len(set(paired)) < len(paired):
+        raise ValueError(
+            f"complements and substitutes must be pairs of different items from 0 to {n - 1}, none in two pairs, got "
+            f"{list(complements)} and {list(substitutes)}"
+        )
+    if num_baskets < 0:
+        raise ValueError(f"num_baskets must not be negative, got {num_baskets}")
+    V, B, D = 0.6 * np.eye(n), np.zeros((n, num_skew)), np.zeros((num_skew, num_skew))
+    for first, second in substitutes:
+        V[second] = 0.95 * V[first] + 0.2 * V[second]
+    for j, (first, second) in enumerate(complements):
+        B[first, 2 * j] = B[second, 2 * j + 1] = 0.9
+        D[2 * j, 2 * j + 1] = 1.0
+    root = np.sqrt(_scale_of_mean_size(V @ V.T + B @ (D - D.T) @ B.T, expected_size))
+    law = NDPP(root * V, root * B, D, sampler=Cholesky())
+    baskets = unpad_subsets(law.sample(jax.random.key(seed), (num_baskets,)), n)
+    return SimulatedBaskets(baskets, list(items), list(complements), list(substitutes), law)
+
+
+def _scale_of_mean_size(L: np.ndarray, expected_size: float) -> float:
+    """The number to multiply a kernel of full rank with, so that subsets have that many items on average.
+
+    :meth:`~numpyro_ndpp.NDPP.with_expected_size` finds it for any kernel; for a dense one, by bisection in NumPy, there
+    is nothing to compile.
+    """
+    if not 0 < expected_size < len(L):
+        raise ValueError(f"expected_size must be between 0 and {len(L)}, both exclusive, got {expected_size}")
+    eigenvalues = np.linalg.eigvals(L)
+    low, high = -100.0, 100.0  # of the logarithm
+    for _ in range(100):
+        middle = (low + high) / 2
+        scaled = np.exp(middle) * eigenvalues
+        low, high = (middle, high) if np.sum(scaled / (1 + scaled)).real < expected_size else (low, middle)
+    return float(np.exp(middle))
+
+
+# --- Our formats -----------------------------------------------------------------------------------------------------
