@@ -12,30 +12,21 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-from jax import Array, lax, random
-from numpyro import handlers
-from numpyro.distributions import biject_to, constraints
-from numpyro.infer import SVI, Trace_ELBO
-from numpyro.infer.reparam import TransformReparam
-from numpyro.infer.svi import SVIState
-from numpyro.infer.util import transform_fn
+from jax import random
 from tqdm.auto import tqdm
 
 from numpyro_ndpp.checkpoints import fingerprint, read_arrays, write_arrays
 from numpyro_ndpp.distributions import NDPP
+from numpyro_ndpp.learner import MODELS, Learner, training_data
 from numpyro_ndpp.priors import (
     basket_model,
-    directions,
     item_counts,
-    log_expected_proposals,
     ndpp_prior,
     ondpp_prior,
     symmetric_prior,
@@ -53,52 +44,6 @@ __all__ = [
     "symmetric_prior",
     "to_event_width",
 ]
-
-
-def _start_ndpp(key: Array, num_items: int, rank: tuple[int, int], length: float) -> dict[str, Array]:
-    """Items bought about independently, about as often as in the data if the length is 1, and a little to link them."""
-    keys = random.split(key, 3)
-    return {
-        "V_base": length * directions(key, num_items, rank[0]),
-        "B_base": _START_SKEW * directions(keys[1], num_items, rank[1]),
-        "D": random.normal(keys[2], (rank[1], rank[1]), jnp.float32),
-    }
-
-
-def _start_symmetric(key: Array, num_items: int, rank: tuple[int, int], length: float) -> dict[str, Array]:
-    return {"V_base": length * directions(key, num_items, rank[0])}
-
-
-def _start_ondpp(key: Array, num_items: int, rank: tuple[int, int], length: float) -> dict[str, Array]:
-    keys = random.split(key)
-    return {
-        "V_raw": length * directions(key, num_items, rank[0]),
-        "B_raw": directions(keys[1], num_items, rank[1]),
-        "sigma": jnp.full(rank[1] // 2, _START_SKEW, jnp.float32),
-    }
-
-
-class _Model(NamedTuple):
-    prior: Callable[..., NDPP]
-    start: Callable[[Array, int, tuple[int, int], float], dict[str, Array]]
-    sites: tuple[str, ...]
-    strengths: dict[str, float]
-    """Those that it has, with values that do well."""
-
-
-_START_SKEW = 0.3
-# V starts from the centre of its prior, but no nearer to zero, where no gradient leads away.
-_SHORTEST_START = 0.5
-_LOC = "_loc"
-_MODELS = {
-    "ndpp": _Model(ndpp_prior, _start_ndpp, ("V_base", "B_base", "D"), {"alpha": 50.0, "beta": 30.0}),
-    "ondpp": _Model(
-        ondpp_prior, _start_ondpp, ("V_raw", "B_raw", "sigma"), {"alpha": 50.0, "beta": 0.01, "gamma": 0.5}
-    ),
-    "symmetric": _Model(symmetric_prior, _start_symmetric, ("V_base",), {"alpha": 10.0}),
-}
-# Adam moves features that all have one scale, whatever the counts of their items.
-_ONE_SCALE = {"V": TransformReparam(), "B": TransformReparam()}
 
 
 class Fit(NamedTuple):
@@ -205,9 +150,9 @@ def fit(
     >>> result.distribution().rank
     10
     """
-    if model not in _MODELS:
-        raise ValueError(f"model must be one of {sorted(_MODELS)}, got {model!r}")
-    kind = _MODELS[model]
+    if model not in MODELS:
+        raise ValueError(f"model must be one of {sorted(MODELS)}, got {model!r}")
+    kind = MODELS[model]
     num_items, batch_size, num_steps = _integers(num_items=num_items, batch_size=batch_size, num_steps=num_steps)
     evaluate_every, checkpoint_every = _integers(evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
     patience, seed = _integers(patience=patience, seed=seed)
@@ -253,8 +198,8 @@ def fit(
         "random_bits": str(random.key_impl(random.key(seed))),
     }
 
-    learner = _Learner(settings, len(train))
-    data = _training_data(settings, train)
+    learner = Learner(settings, len(train))
+    data = training_data(settings, train)
     if checkpoint is not None and Path(checkpoint).exists():
         state, progress = _read_checkpoint(checkpoint, settings, learner.shapes())
     else:
@@ -309,146 +254,6 @@ def _warn_of_failures(result: Fit, held_out: np.ndarray) -> None:
             "nothing in them (history['loss'] is inf there)",
             stacklevel=3,
         )
-
-
-def _training_data(settings: dict[str, Any], train: np.ndarray) -> tuple[Array, Array, Array | None]:
-    """What the model is called with: baskets, how many hold each item, and what V's prior is centred on."""
-    num_items, key = settings["num_items"], random.key(settings["seed"])
-    length = settings["anchor"]
-    # The directions are those that V starts from.
-    anchor = length * directions(key, num_items, settings["rank"][0]) if length else None
-    return jnp.asarray(train), jnp.asarray(item_counts(train, num_items)), anchor
-
-
-class _Programs:
-    """The compiled steps, evaluations and kernels of SVI for one model and rank: what fits of other numbers share.
-
-    It holds no data: compiled methods and the object refer to one another, and are collected late.
-    """
-
-    def __init__(self, model: str, num_items: int, rank: tuple[int, int], batch_size: int) -> None:
-        self._kind, self._num_items, self._rank, self._batch_size = _MODELS[model], num_items, rank, batch_size
-        # A compiler that times several ways to multiply may take another in the process that goes on from a checkpoint.
-        options: Any = {"xla_gpu_autotune_level": 0} if jax.default_backend() == "gpu" else None
-        self.start = jax.jit(self._first_state, compiler_options=options)
-        self.advance = jax.jit(self._many_steps, donate_argnums=0, compiler_options=options)
-        self.judge = jax.jit(self._validation_and_price, compiler_options=options)
-        self.kernel = jax.jit(self._features, compiler_options=options)
-
-    def _prior(self, numbers: dict[str, Any]) -> Callable[..., NDPP]:
-        # In float32, as the features are.
-        strengths = {name: jnp.asarray(numbers[name], jnp.float32) for name in self._kind.strengths}
-        return partial(self._kind.prior, rank=self._rank, **strengths)
-
-    def _svi(self, numbers: dict[str, Any]) -> SVI:
-        model = partial(basket_model, prior=self._prior(numbers), batch_size=self._batch_size)
-        model = handlers.reparam(model, config=_ONE_SCALE)
-        rate, num_steps = numbers["learning_rate"], numbers["num_steps"]
-        adam = numpyro.optim.Adam(lambda step: rate * 0.5 * (1 + jnp.cos(jnp.pi * step / num_steps)))
-        svi = SVI(partial(_at_point, model, self._kind.sites), _no_guide, adam, Trace_ELBO())
-        transforms = {name + _LOC: biject_to(_constraint(name)) for name in self._kind.sites}
-        svi.constrain_fn = partial(transform_fn, transforms)  # as its init does, which would run the model
-        return svi
-
-    def _first_state(self, key: Array, length: float, numbers: dict[str, Any]) -> SVIState:
-        start_key, step_key = random.split(key)
-        values = self._kind.start(start_key, self._num_items, self._rank, length)
-        params = {name + _LOC: biject_to(_constraint(name)).inv(value) for name, value in values.items()}
-        optim_state = self._svi(numbers).optim.init(params)
-        # Of the types that it has when it is read from a checkpoint, for which nothing is then compiled again.
-        optim_state = jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype), optim_state)
-        return SVIState(optim_state, None, step_key)
-
-    def _many_steps(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any], number: int) -> tuple[Any, Array]:
-        svi = self._svi(numbers)
-
-        def step(_: Array, carry: tuple[Any, Array]) -> tuple[Any, Array]:
-            state, loss = svi.update(carry[0], *data)
-            return state, carry[1] + loss
-
-        state, total = lax.fori_loop(0, number, step, (state, jnp.zeros(())))
-        return state, total / number
-
-    def _law(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any]) -> NDPP:
-        values = {name.removesuffix(_LOC): value for name, value in self._svi(numbers).get_params(state).items()}
-        baskets, counts, anchor = data
-        prior = partial(self._prior(numbers), counts, len(baskets), anchor=anchor)
-        return handlers.seed(handlers.substitute(handlers.reparam(prior, config=_ONE_SCALE), values), random.key(0))()
-
-    def _features(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any]) -> tuple[Array, Array, Array]:
-        law = self._law(state, data, numbers)
-        return law.V, law.B, law.D
-
-    def _validation_and_price(
-        self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any], held_out: Array, log_max_proposals: Any
-    ) -> tuple[Array, Array]:
-        law = self._law(state, data, numbers)
-        value = law.log_prob(held_out).mean()
-        if self._kind.prior is not ondpp_prior:
-            return value, jnp.zeros(())
-        log_proposals = log_expected_proposals(jnp.diagonal(law.D, 1)[::2])
-        if log_max_proposals is None:
-            return value, numbers["gamma"] * log_proposals
-        return value, jnp.where(log_proposals > log_max_proposals, jnp.inf, 0.0)
-
-
-_programs = lru_cache(maxsize=8)(_Programs)
-
-
-class _Learner:
-    """SVI for the model that the settings describe: its steps, evaluations and kernels. It holds no data."""
-
-    def __init__(self, settings: dict[str, Any], num_baskets: int) -> None:
-        rank = tuple(settings["rank"])
-        self.programs = _programs(settings["model"], settings["num_items"], rank, settings["batch_size"])
-        self._settings, self._num_baskets = settings, num_baskets
-        names = (*_MODELS[settings["model"]].strengths, "learning_rate", "num_steps")
-        self.numbers = {name: float(settings[name]) for name in names}
-        most = settings.get("max_proposals")
-        self._most = None if most is None else math.log(most)
-
-    def start(self) -> SVIState:
-        """The state before the first step."""
-        return self.programs.start(*self._origin())
-
-    def shapes(self) -> SVIState:
-        """Those of the state, which is not computed."""
-        return jax.eval_shape(self.programs.start, *self._origin())
-
-    def _origin(self) -> tuple[Any, ...]:
-        length = max(self._settings["anchor"], _SHORTEST_START)
-        return random.key(self._settings["seed"]), length, self.numbers
-
-    def advance(self, state: Any, data: tuple[Any, ...], number: int) -> tuple[Any, float]:
-        """The state after so many steps, in place of the given one, and the mean loss over them for each basket."""
-        state, loss = self.programs.advance(state, data, self.numbers, number)
-        return state, float(loss) / self._num_baskets
-
-    def judge(self, state: Any, data: tuple[Any, ...], held_out: np.ndarray) -> tuple[float, float]:
-        """The mean log-likelihood of the held-out baskets, and what is to be taken off it for rejections."""
-        value, price = self.programs.judge(state, data, self.numbers, jnp.asarray(held_out), self._most)
-        return float(value), float(price)
-
-    def kernel(self, state: Any, data: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
-        """V, B and D."""
-        return tuple(map(np.asarray, self.programs.kernel(state, data, self.numbers)))
-
-
-def _constraint(site: str) -> Any:
-    return constraints.positive if site == "sigma" else constraints.real
-
-
-def _at_point(model: Callable[..., NDPP], sites: tuple[str, ...], *data: Any) -> None:
-    """The model with a parameter in place of each of its sites, so that the ELBO is its log density: a MAP estimate.
-
-    A guide of point masses says the same, but its densities compare the features with themselves, in masks as large.
-    """
-    values = {name: numpyro.param(name + _LOC, constraint=_constraint(name)) for name in sites}
-    handlers.condition(model, values)(*data)
-
-
-def _no_guide(*data: Any) -> None:
-    """Nothing is latent."""
 
 
 class _Progress(NamedTuple):

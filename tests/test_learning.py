@@ -36,13 +36,13 @@ def small(shop):
 
 
 def test_orthogonality_holds_at_every_step(shop, monkeypatch):
-    kernels, judge = [], learning._Learner.judge
+    kernels, judge = [], learning.Learner.judge
 
     def judge_and_keep(learner, state, data, held_out):
         kernels.append(learner.kernel(state, data))
         return judge(learner, state, data, held_out)
 
-    monkeypatch.setattr(learning._Learner, "judge", judge_and_keep)
+    monkeypatch.setattr(learning.Learner, "judge", judge_and_keep)
     fit(shop.baskets, 12, model="ondpp", **SMALL | {"evaluate_every": 1, "patience": 0})
     assert len(kernels) == 40
     for V, B, D in kernels:
@@ -90,8 +90,12 @@ def test_best_parameters_are_kept_and_the_run_stops_early(shop):
 
 @pytest.mark.parametrize("anchor", [0.3, 1.0])
 def test_a_strong_prior_holds_features_at_the_anchor(shop, anchor):
-    """Their lengths are ``anchor`` times those that they have if items are bought independently."""
-    result = fit(shop.baskets, 12, anchor=anchor, alpha=1e7, **SMALL | {"num_steps": 200, "patience": 0})
+    """Their lengths are ``anchor`` times those that they have if items are bought independently.
+
+    Judged once, at the end, and after as many steps as it takes to come there from any start.
+    """
+    settings = SMALL | {"num_steps": 1000, "evaluate_every": 1000, "patience": 0}
+    result = fit(shop.baskets, 12, anchor=anchor, alpha=1e7, **settings)
     counts = item_counts(pad_subsets(shop.baskets, 12), 12)
     lengths = np.linalg.norm(result.V, axis=1) / np.sqrt(counts / len(shop.baskets))
     assert lengths == pytest.approx(np.full(12, anchor), rel=0.1)
@@ -141,7 +145,7 @@ def test_interrupted_run_ends_where_an_uninterrupted_one_does(shop, small, tmp_p
 
 def test_patience_goes_on_where_it_was(shop, tmp_path, monkeypatch):
     falling = iter(range(0, -100, -1))
-    monkeypatch.setattr(learning._Learner, "judge", lambda *_: (float(next(falling)), 0.0))
+    monkeypatch.setattr(learning.Learner, "judge", lambda *_: (float(next(falling)), 0.0))
     settings = SMALL | {"checkpoint": tmp_path / "run.npz", "checkpoint_every": 10, "patience": 3}
     write = learning._write_checkpoint
 
@@ -303,10 +307,20 @@ def test_no_array_of_all_items_is_copied_often(without_x64):
     settings |= {"batch_size": 50, "num_steps": 10, "learning_rate": 0.1, "seed": 0}
     baskets = np.full((100, 8), n, np.int32)
     baskets[:, 0] = np.arange(100)
-    learner, data = learning._Learner(settings, len(baskets)), learning._training_data(settings, baskets)
+    learner, data = learning.Learner(settings, len(baskets)), learning.training_data(settings, baskets)
     steps = learner.programs.advance.lower(learner.shapes(), data, learner.numbers, 2)
     memory = steps.compile().memory_analysis()
     features = 4 * n * sum(rank)
     assert memory.alias_size_in_bytes > 3 * features  # the features and Adam's two moments are written over
     # four: V and B side by side, the gradients of the normaliser and of the minors, a copy that XLA makes
     assert memory.temp_size_in_bytes < 4.5 * features
+
+
+@pytest.mark.parametrize("model", ["ndpp", "ondpp", "symmetric"])
+def test_no_key_is_used_twice(model):
+    """Neither for two parts of the start nor for the start and the minibatches."""
+    key = jax.random.key(0)
+    kind = learning.MODELS[model]
+    with jax.debug_key_reuse(True):
+        start = jax.jit(lambda key: kind.start(key, 6, (4, 4), 1.0))(key)
+    assert set(start) <= set(kind.sites)
