@@ -203,7 +203,8 @@ def _log_next_minors(X: Array, W: Array, own: OwnForms, subset: Array) -> Array:
         return jnp.where(positive, jnp.log(jnp.where(positive, own.values, 1.0)), -jnp.inf)
     minor = _Minor.of(X, W, subset)
     U, sigma, Vt = jnp.linalg.svd(minor.scaled)
-    smallest = jnp.where(sigma[-1] > m * eps * sigma[0], sigma[-1], 0.0)
+    largest = jnp.maximum(sigma[0], 1.0)  # entries are sums of terms up to one, and may be nothing but their rounding
+    smallest = jnp.where(sigma[-1] > m * eps * largest, sigma[-1], 0.0)
     ratios = jnp.where(jnp.arange(m) < m - 1, smallest / jnp.where(sigma > 0, sigma, 1.0), 1.0)
     sign = jnp.prod(jnp.linalg.slogdet(jnp.stack([U, Vt]))[0])
     # Along singular vectors, so that what is small is found small before it is multiplied.
@@ -214,8 +215,8 @@ def _log_next_minors(X: Array, W: Array, own: OwnForms, subset: Array) -> Array:
     weight_left, weight_right = (jnp.sum(ratios * jnp.abs(side), axis=1) for side in (left, right))
     magnitude = smallest * own.magnitudes + weight_left * length_right + weight_right * length_left
     second = sigma[-2] if m > 1 else jnp.ones((), X.dtype)
-    possible = second > m * eps * sigma[0]  # no item makes up for two that are missing
-    units = _ROUNDING_UNITS * eps * sigma[0] / jnp.where(possible, second, 1.0)  # singular vectors are as good as that
+    possible = second > m * eps * largest  # no item makes up for two that are missing
+    units = _ROUNDING_UNITS * eps * largest / jnp.where(possible, second, 1.0)  # singular vectors are as good as that
     positive = possible & ~_are_members(subset, len(X)) & (values > units * magnitude)
     return jnp.where(positive, jnp.log(jnp.where(positive, values, 1.0)), -jnp.inf)
 
