@@ -220,7 +220,7 @@ class SubsetDistribution(Distribution):
             reason = "they have probability zero"
         else:
             reason = self.sampler.failure(state)
-        drawn_by = f"of {self._sizes_in_words()} items could be drawn by {self.sampler} from this kernel: {reason}"
+        drawn_by = f"of {self.sizes_in_words()} items could be drawn by {self.sampler} from this kernel: {reason}"
         if failed.all():
             raise ValueError(f"no subset {drawn_by}")
         warnings.warn(
@@ -616,7 +616,8 @@ class SubsetDistribution(Distribution):
         """The same law over vectors of n zeros and ones."""
         return Multihot(self, validate_args=self._validate_args)
 
-    def _sizes_in_words(self) -> str:
+    def sizes_in_words(self) -> str:
+        """The sizes that are allowed, for messages: "3", or "0 to 8"."""
         return str(self.min_size) if self.min_size == self.max_size else f"{self.min_size} to {self.max_size}"
 
     def _ndpp_size_limits(self) -> tuple[int, int]:
@@ -689,7 +690,7 @@ class Conditioned(SubsetDistribution):
     def _num_certain(self) -> int:
         return self.num_certain
 
-    def _sizes_in_words(self) -> str:
+    def sizes_in_words(self) -> str:
         low, high = self.min_size, self.whole_sizes[1] - self.num_certain
         return str(low) if low == high else f"{low} to {high}"
 

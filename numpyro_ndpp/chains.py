@@ -153,7 +153,7 @@ def _starts(law: SubsetDistribution, walk: Walk, key: Array, num_chains: int, in
         else:
             starts = jnp.tile(law.greedy(), (num_chains, 1))
         if not _are_possible(law, starts).all():
-            raise ValueError(f"no subset of {law._sizes_in_words()} items has a positive probability under this law")
+            raise ValueError(f"no subset of {law.sizes_in_words()} items has a positive probability under this law")
         return starts
     starts = jnp.asarray(init, jnp.int32)
     if starts.shape not in ((law.max_size,), (num_chains, law.max_size)):
