@@ -217,7 +217,10 @@ def _log_next_minors(X: Array, W: Array, own: OwnForms, subset: Array) -> Array:
     second = sigma[-2] if m > 1 else jnp.ones((), X.dtype)
     possible = second > m * eps * largest  # no item makes up for two that are missing
     units = _ROUNDING_UNITS * eps * largest / jnp.where(possible, second, 1.0)  # singular vectors are as good as that
-    positive = possible & ~_are_members(subset, len(X)) & (values > units * magnitude)
+    # Both sides may be nothing but the rounding of the products that they are.
+    reach = jnp.linalg.norm(minor.from_items) * jnp.linalg.norm(minor.to_items) * jnp.sum(X * X, axis=1)
+    rounding = units * magnitude + units**2 * reach
+    positive = possible & ~_are_members(subset, len(X)) & (values > rounding)
     return jnp.where(positive, jnp.log(jnp.where(positive, values, 1.0)), -jnp.inf)
 
 
