@@ -303,6 +303,7 @@ class SubsetDistribution(Distribution):
         return self.min_size, self.max_size
 
     def contains(self, value: Array) -> Array:
+        """Which of the values (..., m) are in the support of the kernel at hand, given items and all."""
         return self.support(value)
 
     def with_pinned(self, subsets: Array) -> Array:
