@@ -52,7 +52,7 @@ class _Subset(ParameterFreeConstraint):
         return jnp.broadcast_to(value, jnp.shape(prototype))
 
     def tree_flatten(self) -> tuple[Any, Any]:
-        return (), ((), vars(self))
+        return (), ((), dict(vars(self)))
 
     def eq(self, other: object, static: bool = False) -> ArrayLike:
         return isinstance(other, _Subset) and vars(self) == vars(other)

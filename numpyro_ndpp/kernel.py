@@ -110,16 +110,17 @@ def marginal_given(W: Array, C: Array, pinned: Pinned) -> Array:
 
 
 class OwnForms(NamedTuple):
-    """x_aᵀ W x_a of every item (n,), and the size of the terms that it is the sum of (n,)."""
+    """x_aᵀ W x_a of every item (n,), the size of the terms that it is the sum of (n,), and the length of x_a (n,)."""
 
     values: Array
     magnitudes: Array
+    lengths: Array
 
     @classmethod
     def of(cls, X: Array, W: Array) -> "OwnForms":
         left = matmul(X, W)
-        fixed = lax.stop_gradient(jnp.linalg.norm(lax.stop_gradient(left), axis=1) * jnp.linalg.norm(X, axis=1))
-        return cls(jnp.sum(left * X, axis=1), fixed)
+        of_images, lengths = (jnp.linalg.norm(lax.stop_gradient(side), axis=1) for side in (left, X))
+        return cls(jnp.sum(left * X, axis=1), of_images * lengths, lengths)
 
 
 class _Minor(NamedTuple):
@@ -218,7 +219,7 @@ def _log_next_minors(X: Array, W: Array, own: OwnForms, subset: Array) -> Array:
     possible = second > m * eps * largest  # no item makes up for two that are missing
     units = _ROUNDING_UNITS * eps * largest / jnp.where(possible, second, 1.0)  # singular vectors are as good as that
     # Both sides may be nothing but the rounding of the products that they are.
-    reach = jnp.linalg.norm(minor.from_items) * jnp.linalg.norm(minor.to_items) * jnp.sum(X * X, axis=1)
+    reach = jnp.linalg.norm(minor.from_items) * jnp.linalg.norm(minor.to_items) * own.lengths**2
     rounding = units * magnitude + units**2 * reach
     positive = possible & ~_are_members(subset, len(X)) & (values > rounding)
     return jnp.where(positive, jnp.log(jnp.where(positive, values, 1.0)), -jnp.inf)

@@ -21,7 +21,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.distributions import Distribution
 
-from numpyro_ndpp.base import Conditioned, SubsetDistribution
+from numpyro_ndpp.base import SubsetDistribution
 from numpyro_ndpp.subsets import Subsets, as_padded, pad_subsets, to_multihot
 from numpyro_ndpp.widths import narrowing_widths
 
@@ -182,8 +182,7 @@ def subset_auc(
 
 def _items_that_may_be_drawn(law: SubsetDistribution) -> np.ndarray:
     """All items but those that a condition has put in or out."""
-    decided = [law.include, law.exclude] if isinstance(law, Conditioned) else []
-    return np.setdiff1d(np.arange(law.num_items), np.concatenate([np.zeros(0, int), *map(np.ravel, decided)]))
+    return np.setdiff1d(np.arange(law.num_items), np.concatenate([np.ravel(law.pinned), np.ravel(law.excluded)]))
 
 
 def _auc(real: np.ndarray, fake: np.ndarray) -> float:
