@@ -33,6 +33,8 @@ from tables import machine, write_table
 from updown import duration, kernel
 
 from numpyro_ndpp import NDPP, Cholesky, Contour, Exact, Rejection, UpDown
+from numpyro_ndpp.kernel import Kernel
+from numpyro_ndpp.target import Target
 
 MEAN_SIZE = 15
 # Beyond these a draw is not waited for.
@@ -54,7 +56,7 @@ def draw_time(sampler, state, repeats: int, summary) -> float:
 
 
 def prepared(sampler, X, W, low: int, high: int):
-    prepare = jax.jit(lambda X, W: sampler.prepare(X, W, low, high)).lower(X, W).compile()
+    prepare = jax.jit(lambda X, W: sampler.prepare(Target.of(Kernel.of(X, W), low, high))).lower(X, W).compile()
     start = time.perf_counter()
     state = jax.block_until_ready(prepare(X, W))
     return state, time.perf_counter() - start

@@ -33,8 +33,9 @@ from jax import lax, random
 from tables import machine, write_table
 
 from numpyro_ndpp import UpDown
-from numpyro_ndpp.kernel import inner_matrix
+from numpyro_ndpp.kernel import Kernel, inner_matrix
 from numpyro_ndpp.samplers.walk import Walk
+from numpyro_ndpp.target import Target
 
 
 def kernel(n: int, d: int, dtype: type) -> tuple[jax.Array, jax.Array]:
@@ -47,7 +48,7 @@ def kernel(n: int, d: int, dtype: type) -> tuple[jax.Array, jax.Array]:
 def prepared(n: int, d: int, k: int, dtype: type, **settings: object) -> tuple[Walk, float]:
     """The walk and the seconds that its preparation takes once compiled."""
     X, W = jax.block_until_ready(kernel(n, d, dtype))
-    prepare = jax.jit(lambda X, W: UpDown(**settings).prepare(X, W, k, k)).lower(X, W).compile()
+    prepare = jax.jit(lambda X, W: UpDown(**settings).prepare(Target.of(Kernel.of(X, W), k, k))).lower(X, W).compile()
     start = time.perf_counter()
     walk = jax.block_until_ready(prepare(X, W))
     return walk, time.perf_counter() - start
@@ -76,7 +77,7 @@ def step_time(walk: Walk, chains: int, num_steps: int) -> tuple[float, float, fl
     items = np.sort(np.atleast_2d(subsets), axis=1)
     assert (np.diff(items, axis=1) > 0).all()
     assert items.min() >= 0
-    assert items.max() < len(walk.tree.X)
+    assert items.max() < walk.kernel.num_items
     times = []
     for _ in range(3):
         start = time.perf_counter()
@@ -120,22 +121,12 @@ def main() -> None:
             baseline, _ = prepared(n, d, k, dtype, up="rejection")
             theirs, _, mean = step_time(baseline, chains, 100 if chains == 1 else 10)
             rejection, rejections, ratio = duration(theirs), f"{mean:.1f}", f"{theirs / seconds:.0f}"
-        share = walk.tree.lefts.nbytes / walk.tree.X.nbytes
+        share = walk.kernel.tree.lefts.nbytes / walk.kernel.tree.X.nbytes
         lines.append(
             f"| {n:,} | {d} | {k} | {chains:,} | {duration(seconds)} | {rejection} | {rejections} | {ratio} "
             f"| {compilation:.0f} s | {preparation:.2g} s | {share:.2f} |"
         )
         print(lines[-1], file=sys.stderr, flush=True)
-    if on_cpu and not arguments.quick:
-        print("naive ...", file=sys.stderr, flush=True)
-        n, d, k = 1000, 100, 10
-        direct, _, _ = step_time(prepared(n, d, k, dtype)[0], 1, 300)
-        naive, _, _ = step_time(prepared(n, d, k, dtype, up="naive")[0], 1, 1)
-        lines += [
-            "",
-            f"The naive operator at n = {n:,}, d = {d}, k = {k}: {naive:.2g} s a step, "
-            f"{naive / direct:,.0f} times the direct one.",
-        ]
     if on_cpu:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
         lines += ["", f"Peak memory of the whole run: {peak:.1f} GB."]

@@ -17,15 +17,15 @@ from jax.typing import ArrayLike
 
 from numpyro_ndpp.base import SubsetDistribution
 from numpyro_ndpp.infer import local_move
+from numpyro_ndpp.platforms import platform
 from numpyro_ndpp.samplers import UpDown
 from numpyro_ndpp.samplers.batching import in_chunks, side_by_side
+from numpyro_ndpp.samplers.chain import ChainState
 from numpyro_ndpp.samplers.updown import walk_chunk_size
-from numpyro_ndpp.samplers.walk import ChainState, StepInfo, Walk
+from numpyro_ndpp.samplers.walk import StepInfo, Walk
 
 INITS = ("uniform", "greedy")
 
-# More chains at a time gain nothing on a CPU.
-_SIDE_BY_SIDE = 256
 # The most draws that a call of run_block records.
 BLOCK = 100
 # Subsets whose determinants are computed at a time.
@@ -57,7 +57,7 @@ def _step(law: SubsetDistribution, walk: Walk, key: Array, state: ChainState) ->
     move_key, accept_key = random.split(key)
     subset = state.subset[len(walk.pinned) :]
     proposed, log_ratio = local_move(law, walk, move_key, subset)
-    accepted = jnp.log(random.uniform(accept_key, (), walk.W.dtype)) < log_ratio
+    accepted = jnp.log(random.uniform(accept_key, (), walk.dtype)) < log_ratio
     state = walk.init(jnp.where(accepted, proposed, subset))
     return state, StepInfo((~accepted).astype(jnp.int32), accepted & jnp.any(proposed != subset))
 
@@ -87,16 +87,14 @@ def run_block(
         info = jax.tree.map(lambda all_of, one: all_of.at[i].set(one), infos, StepInfo(num_rejections, changed))
         return key, state, subsets.at[i].set(items.astype(jnp.int32)), info
 
-    def chain(key: Array, *state: Array) -> tuple[Array, ChainState, Array, StepInfo]:
+    def chain(key: Array, start: ChainState) -> tuple[Array, ChainState, Array, StepInfo]:
         width = states.subset.shape[-1] - len(walk.pinned)
         infos = StepInfo(jnp.zeros(BLOCK, jnp.int32), jnp.zeros(BLOCK, bool))
-        empty = key, ChainState(*state), jnp.zeros((BLOCK, width), jnp.int32), infos
+        empty = key, start, jnp.zeros((BLOCK, width), jnp.int32), infos
         return lax.fori_loop(0, num_draws, draw, empty)
 
-    chunk = walk_chunk_size(walk, walk.width)
-    if jax.default_backend() == "cpu":
-        chunk = min(chunk, _SIDE_BY_SIDE)
-    return in_chunks(partial(side_by_side, chain), chunk, len(keys), keys, *states)
+    chunk = min(walk_chunk_size(walk, walk.width), platform().chains_side_by_side)
+    return in_chunks(partial(side_by_side, chain), chunk, len(keys), keys, states)
 
 
 def log_dets(law: SubsetDistribution, subsets: np.ndarray) -> np.ndarray:
@@ -115,7 +113,7 @@ def log_dets(law: SubsetDistribution, subsets: np.ndarray) -> np.ndarray:
 def _log_dets(law: SubsetDistribution, rows: Array) -> Array:
     inside = law.contains(rows)
     proper = jnp.where(inside[:, None], rows, law.num_items)
-    log_minors = law.log_minors(law.X, law.inner_block, law.with_pinned(proper))
+    log_minors = law.log_minors(proper)
     return jnp.where(inside, log_minors, -jnp.inf)
 
 

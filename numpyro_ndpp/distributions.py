@@ -1,7 +1,7 @@
 r"""NDPP and KNDPP, random subsets as NumPyro distributions, by their parameters.
 
-Four siblings stand on one base, which knows a kernel only by its factors X and W and the law by its smallest and
-largest size: ``NDPP`` and ``KNDPP`` take V, B, D; what ``from_factors`` returns takes X and W.
+Four siblings stand on one base, which knows a kernel only by its factors X and W, and the sizes by the smallest and the
+largest: ``NDPP`` and ``KNDPP`` take V, B, D; what ``from_factors`` returns takes X and W.
 """
 
 from functools import partial
@@ -14,10 +14,11 @@ from jax.typing import ArrayLike
 from numpyro.distributions.batch_util import vmap_over
 from numpyro.distributions.util import lazy_property
 
-from numpyro_ndpp.base import Shape, SubsetDistribution, vmap_over_parameters
-from numpyro_ndpp.checks import check_sampler, floating, static_int
+from numpyro_ndpp.base import SubsetDistribution, vmap_over_parameters
+from numpyro_ndpp.checks import floating, static_int
 from numpyro_ndpp.constraints import finite_matrix, positive_semidefinite_part
 from numpyro_ndpp.kernel import inner_matrix
+from numpyro_ndpp.of_kernels import Shape
 from numpyro_ndpp.samplers import Sampler, UpDown
 
 __all__ = ["KNDPP", "NDPP", "FactorKNDPP", "FactorNDPP"]
@@ -37,8 +38,9 @@ def _broadcast_batch(**shapes: Shape) -> Shape:
         raise ValueError(f"the batch dimensions of {given} do not broadcast") from error
 
 
-def _shapes_of_parts(V: Shape, B: Shape, D: Shape) -> tuple[Shape, int, int]:
-    """Batch shape, number of items and rank from the shapes of V, B, D."""
+def _shapes_of_parts(*parts: Array) -> tuple[Shape, int, int]:
+    """Batch shape, number of items and rank of V, B, D."""
+    V, B, D = (part.shape for part in parts)
     n, d1 = _matrix_shape("V", V)
     n_b, d2 = _matrix_shape("B", B)
     if n != n_b:
@@ -50,7 +52,8 @@ def _shapes_of_parts(V: Shape, B: Shape, D: Shape) -> tuple[Shape, int, int]:
     return _broadcast_batch(V=V, B=B, D=D), n, d1 + d2
 
 
-def _shapes_of_factors(X: Shape, W: Shape) -> tuple[Shape, int, int]:
+def _shapes_of_factors(*factors: Array) -> tuple[Shape, int, int]:
+    X, W = (factor.shape for factor in factors)
     n, d = _matrix_shape("X", X)
     if _matrix_shape("W", W) != (d, d):
         raise ValueError(f"W must be square with one row per column of X, got W of shape {W} and X of shape {X}")
@@ -85,8 +88,10 @@ def _inner_matrices(num_symmetric: int, K: Array) -> Array:
 class _FixedSize(SubsetDistribution):
     """Members that differ where the size is fixed."""
 
-    pytree_aux_fields: tuple[str, ...] = ("k",)
-    k: int
+    @property
+    def k(self) -> int:
+        """The number of items of a value."""
+        return self.max_size
 
     def _ndpp_size_limits(self) -> tuple[int, int]:
         return 0, min(self.num_items, self.rank)
@@ -186,17 +191,8 @@ class NDPP(_Parts):
         validate_args: bool | None = None,
     ) -> None:
         self.V, self.B, self.D = floating(V, B, D)
-        shapes = self.V.shape, self.B.shape, self.D.shape
-        _, n, d = _shapes_of_parts(*shapes)
-        self.min_size, self.max_size = _size_limits(min_size, max_size, n, d)
-        self.sampler = check_sampler(sampler)
-        batch_shape, event_shape = self.infer_shapes(*shapes, max_size=self.max_size)
-        super().__init__(batch_shape, event_shape, validate_args=validate_args)
-
-    @staticmethod
-    def infer_shapes(V: Shape, B: Shape, D: Shape, max_size: int | None = None) -> tuple[Shape, Shape]:
-        batch_shape, n, d = _shapes_of_parts(V, B, D)
-        return batch_shape, (min(n, d) if max_size is None else max_size,)
+        batch_shape, n, d = _shapes_of_parts(self.V, self.B, self.D)
+        super().__init__(batch_shape, _size_limits(min_size, max_size, n, d), sampler, validate_args)
 
     @staticmethod
     def from_factors(
@@ -230,20 +226,13 @@ class FactorNDPP(_Factors):
         validate_args: bool | None = None,
     ) -> None:
         self.X, self.W = floating(X, W)
-        _, n, d = _shapes_of_factors(self.X.shape, self.W.shape)
-        self.min_size, self.max_size = _size_limits(min_size, max_size, n, d)
-        self.sampler = check_sampler(sampler)
-        batch_shape, event_shape = self.infer_shapes(self.X.shape, self.W.shape, max_size=self.max_size)
-        super().__init__(batch_shape, event_shape, validate_args=validate_args)
-
-    @staticmethod
-    def infer_shapes(X: Shape, W: Shape, max_size: int | None = None) -> tuple[Shape, Shape]:
-        batch_shape, n, d = _shapes_of_factors(X, W)
-        return batch_shape, (min(n, d) if max_size is None else max_size,)
+        batch_shape, n, d = _shapes_of_factors(self.X, self.W)
+        super().__init__(batch_shape, _size_limits(min_size, max_size, n, d), sampler, validate_args)
 
 
-def _fixed_size(k: Any, n: int, d: int) -> int:
-    return static_int("k", k, 0, min(n, d), f"min(num_items={n}, rank={d})")
+def _fixed_size(k: Any, n: int, d: int) -> tuple[int, int]:
+    size = static_int("k", k, 0, min(n, d), f"min(num_items={n}, rank={d})")
+    return size, size
 
 
 class KNDPP(_FixedSize, _Parts):
@@ -280,18 +269,8 @@ class KNDPP(_FixedSize, _Parts):
         validate_args: bool | None = None,
     ) -> None:
         self.V, self.B, self.D = floating(V, B, D)
-        shapes = self.V.shape, self.B.shape, self.D.shape
-        _, n, d = _shapes_of_parts(*shapes)
-        self.k = self.min_size = self.max_size = _fixed_size(k, n, d)
-        self.sampler = check_sampler(sampler)
-        batch_shape, event_shape = self.infer_shapes(*shapes, self.k)
-        super().__init__(batch_shape, event_shape, validate_args=validate_args)
-
-    @staticmethod
-    def infer_shapes(V: Shape, B: Shape, D: Shape, k: int) -> tuple[Shape, Shape]:
-        if isinstance(k, tuple):
-            raise NotImplementedError("k cannot be inferred from parameter shapes")
-        return _shapes_of_parts(V, B, D)[0], (k,)
+        batch_shape, n, d = _shapes_of_parts(self.V, self.B, self.D)
+        super().__init__(batch_shape, _fixed_size(k, n, d), sampler, validate_args)
 
     @staticmethod
     def from_factors(
@@ -312,24 +291,28 @@ class FactorKNDPP(_FixedSize, _Factors):
         self, X: ArrayLike, W: ArrayLike, k: int, *, sampler: Sampler = UpDown(), validate_args: bool | None = None
     ) -> None:
         self.X, self.W = floating(X, W)
-        _, n, d = _shapes_of_factors(self.X.shape, self.W.shape)
-        self.k = self.min_size = self.max_size = _fixed_size(k, n, d)
-        self.sampler = check_sampler(sampler)
-        batch_shape, event_shape = self.infer_shapes(self.X.shape, self.W.shape, self.k)
-        super().__init__(batch_shape, event_shape, validate_args=validate_args)
-
-    @staticmethod
-    def infer_shapes(X: Shape, W: Shape, k: int) -> tuple[Shape, Shape]:
-        if isinstance(k, tuple):
-            raise NotImplementedError("k cannot be inferred from parameter shapes")
-        return _shapes_of_factors(X, W)[0], (k,)
+        batch_shape, n, d = _shapes_of_factors(self.X, self.W)
+        super().__init__(batch_shape, _fixed_size(k, n, d), sampler, validate_args)
 
 
 @vmap_over.register
-def _vmap_over_parts(dist: _Parts, V: int | None = None, B: int | None = None, D: int | None = None) -> Any:
-    return vmap_over_parameters(dist, V=V, B=B, D=D)
+def _vmap_over_parts(
+    dist: _Parts,
+    V: int | None = None,
+    B: int | None = None,
+    D: int | None = None,
+    pinned: int | None = None,
+    excluded: int | None = None,
+) -> Any:
+    return vmap_over_parameters(dist, pinned, excluded, V=V, B=B, D=D)
 
 
 @vmap_over.register
-def _vmap_over_factors(dist: _Factors, X: int | None = None, W: int | None = None) -> Any:
-    return vmap_over_parameters(dist, X=X, W=W)
+def _vmap_over_factors(
+    dist: _Factors,
+    X: int | None = None,
+    W: int | None = None,
+    pinned: int | None = None,
+    excluded: int | None = None,
+) -> Any:
+    return vmap_over_parameters(dist, pinned, excluded, X=X, W=W)

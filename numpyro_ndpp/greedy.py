@@ -25,8 +25,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ndpp.kernel import log_minor, quadratic_forms
+from numpyro_ndpp.kernel import Kernel, quadratic_forms, rows_of
 from numpyro_ndpp.linalg import matmul
+from numpyro_ndpp.minors import log_minor
 
 # A gain is taken for zero within this many units of rounding of the terms that were subtracted to give it.
 _ROUNDING_UNITS = 32
@@ -42,17 +43,14 @@ class _Run(NamedTuple):
     visited: Array  # (width + 1,) whether the run passed through a subset of that size
 
 
-def _rows(X: Array, items: Array) -> Array:
-    return X.at[items].get(mode="fill", fill_value=0)
-
-
 def _is_member(subset: Array, n: int) -> Array:
     return jnp.zeros(n, bool).at[subset].set(True, mode="drop")
 
 
-def _conditioned(X: Array, W: Array, subset: Array) -> Array:
+def _conditioned(kernel: Kernel, subset: Array) -> Array:
     """W^A for a padded subset A with det L_A > 0."""
-    rows = _rows(X, subset)
+    X, W, _ = kernel
+    rows = rows_of(X, subset)
     left = matmul(rows, W)
     L = matmul(left, rows.T) + jnp.diag((subset >= len(X)).astype(X.dtype))
     return W - matmul(matmul(W, rows.T), jnp.linalg.solve(L, left))
@@ -79,7 +77,7 @@ def _best_pair(X: Array, C: Array, W: Array, member: Array, first: Array) -> tup
 def _add(X: Array, run: _Run, items: Array) -> _Run:
     """The run with one or two items (2,), the second n if there is none, added to the subset."""
     n = len(X)
-    rows = _rows(X, items)
+    rows = rows_of(X, items)
     left, right = matmul(rows, run.W), matmul(rows, run.W.T)
     E = matmul(left, rows.T) + jnp.diag((items >= n).astype(X.dtype))
     adjugate = jnp.array([[E[1, 1], -E[0, 1]], [-E[1, 0], E[0, 0]]])
@@ -99,9 +97,10 @@ def _add(X: Array, run: _Run, items: Array) -> _Run:
 
 
 def _greedy_run(
-    X: Array, W: Array, C: Array, pinned: Array, min_size: Array | int, max_size: Array | int, width: int
+    kernel: Kernel, C: Array, pinned: Array, min_size: Array | int, max_size: Array | int, width: int
 ) -> _Run:
     """A run that takes the pinned items (j,) first, alone or each with the best partner."""
+    X, W, _ = kernel
     n, eps = len(X), jnp.finfo(X.dtype).eps
     required = _is_member(pinned, n)
 
@@ -138,18 +137,18 @@ def _greedy_run(
     return lax.while_loop(lambda run: ~run.stuck & (run.size < max_size), step, start)
 
 
-def _swap_one_for_pair(X: Array, W: Array, C: Array, pinned: Array, subset: Array, size: Array) -> Array:
+def _swap_one_for_pair(kernel: Kernel, C: Array, pinned: Array, subset: Array, size: Array) -> Array:
     """A subset one larger than the given one: the best that is had by dropping one item and adding a pair.
 
     A run that is one item short of its size with only pairs left to add has taken the wrong parity of single items.
     """
-    n, width = len(X), len(subset)
+    X, n, width = kernel.X, kernel.num_items, len(subset)
 
     def without(i: Array) -> tuple[Array, Array]:
         rest = jnp.sort(subset.at[i].set(n))
-        log_rest = log_minor(X, W, rest)
+        log_rest = log_minor(kernel, rest)
         possible = jnp.isfinite(log_rest) & (i < size) & ~jnp.isin(subset[i], pinned)
-        conditioned = _conditioned(X, W, jnp.where(possible, rest, n))
+        conditioned = _conditioned(kernel, jnp.where(possible, rest, n))
         items, minor = _best_pair(X, C, conditioned, _is_member(rest, n), jnp.ones(n, bool))
         larger = rest.at[size - 1 + jnp.arange(2)].set(items, mode="drop")
         return larger, jnp.where(possible, log_rest + jnp.log(minor), -jnp.inf)
@@ -160,37 +159,37 @@ def _swap_one_for_pair(X: Array, W: Array, C: Array, pinned: Array, subset: Arra
 
 
 def _repaired_run(
-    X: Array, W: Array, C: Array, pinned: Array, min_size: Array | int, max_size: Array | int, width: int
+    kernel: Kernel, C: Array, pinned: Array, min_size: Array | int, max_size: Array | int, width: int
 ) -> Array:
     """The items (width,) of a greedy run; if it ended one short of ``min_size``, a subset of that size instead."""
-    run = _greedy_run(X, W, C, pinned, min_size, max_size, width)
+    run = _greedy_run(kernel, C, pinned, min_size, max_size, width)
     one_short = run.stuck & (run.size == min_size - 1) & (run.size > 0)
-    return lax.cond(one_short, lambda: _swap_one_for_pair(X, W, C, pinned, run.subset, run.size), lambda: run.subset)
+    return lax.cond(one_short, lambda: _swap_one_for_pair(kernel, C, pinned, run.subset, run.size), lambda: run.subset)
 
 
-def _positive_part(X: Array, W: Array, subset: Array) -> Array:
+def _positive_part(kernel: Kernel, subset: Array) -> Array:
     """The items of a run (w,), or as many of the first ones as have a positive minor.
 
     Beyond the kernel's rank gains are rounding, and a run may take some of them for more. The minors decide, as they do
     for the log-probability.
     """
-    is_positive = log_minor(X, W, subset) > -jnp.inf
-    return lax.cond(is_positive, lambda: subset, lambda: _longest_positive(X, W, subset))
+    is_positive = log_minor(kernel, subset) > -jnp.inf
+    return lax.cond(is_positive, lambda: subset, lambda: _longest_positive(kernel, subset))
 
 
-def _longest_positive(X: Array, W: Array, subset: Array) -> Array:
+def _longest_positive(kernel: Kernel, subset: Array) -> Array:
     place = jnp.arange(len(subset))
 
     def prefix(size: Array) -> Array:
-        return jnp.where(place < size, subset, len(X))
+        return jnp.where(place < size, subset, kernel.num_items)
 
     sizes = 1 + place
-    positive = lax.map(lambda size: log_minor(X, W, prefix(size)) > -jnp.inf, sizes)
+    positive = lax.map(lambda size: log_minor(kernel, prefix(size)) > -jnp.inf, sizes)
     return prefix(jnp.max(jnp.where(positive, sizes, 0)))
 
 
 @partial(jax.jit, static_argnames=("min_size", "max_size"))
-def greedy_map(X: Array, W: Array, C: Array, min_size: int, max_size: int) -> Array:
+def greedy_map(kernel: Kernel, C: Array, min_size: int, max_size: int) -> Array:
     """Greedy MAP subset (max_size,), increasing and padded with n.
 
     The run goes on while the determinant grows, and up to ``min_size`` while it stays positive; where it cannot go on
@@ -199,8 +198,8 @@ def greedy_map(X: Array, W: Array, C: Array, min_size: int, max_size: int) -> Ar
     if max_size == 0:
         return jnp.zeros(0, jnp.int32)
     none = jnp.zeros(0, jnp.int32)
-    items = _repaired_run(X, W, C, none, min_size, max_size, max_size)
-    return jnp.sort(_positive_part(X, W, items)).astype(jnp.int32)
+    items = _repaired_run(kernel, C, none, min_size, max_size, max_size)
+    return jnp.sort(_positive_part(kernel, items)).astype(jnp.int32)
 
 
 def _others(items: Array, pinned: Array, n: int, width: int) -> Array:
@@ -212,17 +211,17 @@ def _others(items: Array, pinned: Array, n: int, width: int) -> Array:
 
 @partial(jax.jit, static_argnames=("width",))
 def greedy_given(
-    X: Array, W: Array, C: Array, pinned: Array, min_size: Array | int, max_size: Array | int, width: int
+    kernel: Kernel, C: Array, pinned: Array, min_size: Array | int, max_size: Array | int, width: int
 ) -> Array:
     """Greedy MAP subset (width,) of other items than the pinned ones (j,), beside these.
 
     :param min_size, max_size: of the whole, pinned items included.
     """
-    items = _positive_part(X, W, _repaired_run(X, W, C, pinned, min_size, max_size, width + len(pinned)))
-    return _others(items, pinned, len(X), width)
+    items = _positive_part(kernel, _repaired_run(kernel, C, pinned, min_size, max_size, width + len(pinned)))
+    return _others(items, pinned, kernel.num_items, width)
 
 
-def greedy_subsets(X: Array, W: Array, C: Array, possible: Array, pinned: Array) -> Array:
+def greedy_subsets(kernel: Kernel, C: Array, possible: Array, pinned: Array) -> Array:
     """A greedy subset of every size 0 .. m in the rows of an array (m+1, m), padded with n.
 
     :param possible: (m+1,) the sizes of which a subset is wanted; the others are left as they come.
@@ -231,38 +230,40 @@ def greedy_subsets(X: Array, W: Array, C: Array, possible: Array, pinned: Array)
     The first items of a long run are the run for a smaller size, except in the middle of a pair and beyond its end.
     Sizes that it did not pass through get a run of their own.
     """
-    n, most, number = len(X), len(possible) - 1, jnp.sum(pinned < len(X))
+    n, most = kernel.num_items, len(possible) - 1
+    number = jnp.sum(pinned < n)
     width = most + len(pinned)
-    run = _greedy_run(X, W, C, pinned, most + number, most + number, width)
+    run = _greedy_run(kernel, C, pinned, most + number, most + number, width)
 
     def of_size(argument: tuple[Array, Array]) -> Array:
         size, again = argument
         prefix = jnp.where(jnp.arange(width) < size, run.subset, n)
-        return lax.cond(again, lambda: _repaired_run(X, W, C, pinned, size, size, width), lambda: prefix)
+        return lax.cond(again, lambda: _repaired_run(kernel, C, pinned, size, size, width), lambda: prefix)
 
     def of_others(argument: tuple[Array, Array]) -> Array:
         size, wanted = argument
         items = of_size((size, wanted & ~run.visited[size]))
-        items = jnp.where(log_minor(X, W, items) > -jnp.inf, items, n)
+        items = jnp.where(log_minor(kernel, items) > -jnp.inf, items, n)
         return _others(items, pinned, n, most)
 
     return lax.map(of_others, (number + jnp.arange(most + 1), possible))
 
 
 @partial(jax.jit, static_argnames=("num_exchanges",))
-def exchange(X: Array, W: Array, subset: Array, num_exchanges: int) -> Array:
+def exchange(kernel: Kernel, subset: Array, num_exchanges: int) -> Array:
     r"""At most ``num_exchanges`` swaps of a member for an outsider, each the one that raises det L_S most.
 
     With K = L_S⁻¹ all swaps are judged at once, O(n k d + n k²) a swap:
     :math:`\det L_{S∖i∪a} / \det L_S = K_{ii}\, g_a + (K L_{Sa})_i (L_{aS} K)_i`, g_a the gain of a.
     """
+    X, W, _ = kernel
     n = len(X)
     left = matmul(X, W)
     own = jnp.sum(left * X, axis=1)
 
     def swap(subset: Array, _: None) -> tuple[Array, None]:
         padding = subset >= n
-        rows = _rows(X, subset)
+        rows = rows_of(X, subset)
         L = matmul(matmul(rows, W), rows.T) + jnp.diag(padding.astype(X.dtype))
         K = jnp.linalg.inv(L)
         to_members = matmul(left, rows.T)  # L_{aS} (n, k)
@@ -274,8 +275,8 @@ def exchange(X: Array, W: Array, subset: Array, num_exchanges: int) -> Array:
         a, i = jnp.unravel_index(jnp.argmax(ratios), ratios.shape)
         swapped = jnp.sort(subset.at[i].set(a.astype(subset.dtype)))
         # The ratios of a nearly singular L_S are mostly rounding: the determinants have the last word.
-        return jnp.where(log_minor(X, W, swapped) > log_minor(X, W, subset), swapped, subset), None
+        return jnp.where(log_minor(kernel, swapped) > log_minor(kernel, subset), swapped, subset), None
 
-    possible = jnp.isfinite(log_minor(X, W, subset)) & (subset.size > 0)
+    possible = jnp.isfinite(log_minor(kernel, subset)) & (subset.size > 0)
     improved, _ = lax.scan(swap, jnp.where(possible, subset, n), length=num_exchanges)
     return jnp.where(possible, improved, subset)

@@ -3,7 +3,7 @@ r"""Latent subsets in MCMC: a Gibbs block that updates NDPP and KNDPP sites, bes
 Given all other sites, a subset has the law p(S) ∝ prior(S) · likelihood(S), where the likelihood is whatever else in
 the model depends on S. The sampling engine of the prior is the proposal: items are dropped uniformly, and as many or
 fewer or more are drawn to join those that are left, from the prior. For such a move the prior cancels but for sums that
-the draw has computed already (:meth:`numpyro_ndpp.samplers.walk.Walk.move`): it is accepted with probability
+the draw has computed already (:func:`numpyro_ndpp.samplers.moves.move`): it is accepted with probability
 
 .. math:: \min\left(1, \frac{\text{likelihood}(S')}{\text{likelihood}(S)}
           \frac{\binom{|S|}{r} Z_s(A)}{\binom{|S'|}{s} Z_r(A)}\right), \qquad Z_s(A) = \sum_{|T|=s} \det L_{A∪T} ,
@@ -28,9 +28,11 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import compute_log_probs
 from numpyro.util import not_jax_tracer
 
-from numpyro_ndpp.base import Multihot, SubsetDistribution
+from numpyro_ndpp.base import SubsetDistribution
 from numpyro_ndpp.checks import static_int
+from numpyro_ndpp.multihot import Multihot
 from numpyro_ndpp.samplers import UpDown
+from numpyro_ndpp.samplers.moves import move
 from numpyro_ndpp.samplers.walk import Walk
 from numpyro_ndpp.subsets import items_of_mask, to_multihot
 
@@ -39,7 +41,7 @@ __all__ = ["SubsetGibbs", "SubsetGibbsState"]
 Values = dict[str, Array]
 
 
-_walk_for_moves = jax.jit(UpDown().for_moves, static_argnums=3)
+_walk_for_moves = jax.jit(UpDown().for_moves)
 
 # Items dropped and added: one more, one less, two more, two less, two exchanged, one exchanged.
 _DROPPED, _ADDED = (0, 1, 0, 2, 2, 1), (1, 0, 2, 0, 2, 1)
@@ -56,7 +58,7 @@ def local_move(law: SubsetDistribution, walk: Walk, key: Array, subset: Array) -
     else:
         kind = random.randint(kind_key, (), 0, len(_DROPPED))
         dropped, added = jnp.array(_DROPPED)[kind], jnp.array(_ADDED)[kind]
-    proposed, log_ratio = walk.move(key, subset, dropped, added)
+    proposed, log_ratio = move(walk, key, subset, dropped, added)
     inside = law.contains(proposed)
     return jnp.where(inside, proposed, subset), jnp.where(inside, log_ratio, -jnp.inf)
 
@@ -254,7 +256,7 @@ class SubsetGibbs(MCMCKernel):
         start = values[name]
         law = self._law(handlers.trace(handlers.substitute(model, values)).get_trace(*args, **kwargs), name)
         base, items = _as_items(law, start)
-        n, width = base.num_items, base.max_size
+        n = base.num_items
 
         def as_value(subset: Array) -> Array:
             return (to_multihot(subset, n) if law is not base else subset).astype(start.dtype)
@@ -266,9 +268,7 @@ class SubsetGibbs(MCMCKernel):
             total = sum((value for site, value in log_probs.items() if site != name), jnp.zeros(()))
             return jnp.where(jnp.isnan(total), -jnp.inf, total)  # any other subset is better
 
-        walk, _ = base.once_where_known(
-            lambda: _walk_for_moves(*lax.stop_gradient((base.X, base.W)), base.pinned, width)
-        )
+        walk, _ = base.once_where_known(lambda: _walk_for_moves(lax.stop_gradient(base.target)))
         # Once in an update, not in every move: the kernel may depend on other sites.
         propose = self._proposal(base.prepare() if self.fresh else base, walk)
 

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_ndpp.platforms import platform
+
 
 @jax.custom_jvp
 def take_rows(X: Array, numbers: Array) -> Array:
@@ -20,7 +22,7 @@ def take_rows(X: Array, numbers: Array) -> Array:
 def _take_rows_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
     X, numbers = primals
     # A CPU adds one after the other in any case.
-    take = take_rows if jax.default_backend() == "cpu" else take_rows_once
+    take = take_rows if platform().is_cpu else take_rows_once
     return take_rows(X, numbers), take(tangents[0], numbers)
 
 

@@ -14,17 +14,19 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ndpp.kernel import Pinned, marginal_given, marginal_matrix
-from numpyro_ndpp.linalg import column_lengths, matmul
+from numpyro_ndpp.kernel import marginal_matrix
+from numpyro_ndpp.linalg import column_lengths, matmul, with_derivatives_of
 from numpyro_ndpp.normalizer import (
     balanced_product,
     log_circle_sum,
+    log_normalizer,
     log_sum_esp,
     num_nodes,
     pencil,
     solve_near_sizes,
     true_rank,
 )
+from numpyro_ndpp.target import Pinned, Target
 
 
 def _multiply_out(constant: Array, linear: Array, quadratic: Array) -> Array:
@@ -111,7 +113,7 @@ def _log_esps_given(W: Array, C: Array, rows: Array, present: Array, low: Array,
     log_scale, _ = solve_near_sizes(poly, low, high, is_pinned=True)
     sign, log_det = jnp.linalg.slogdet(poly.at(jnp.exp(log_scale)))
     length = column_lengths(C)
-    K = marginal_given(jnp.exp(log_scale) * W, C, Pinned(rows, present))
+    K = Pinned(rows, present).marginal_matrix(jnp.exp(log_scale) * W, C)
     p = jnp.linalg.eigvals(matmul(K * length[:, None] * length, C / (length[:, None] * length)))
     rounding = 8 * d * eps
     # Nothing can be made of items that are not there together at all.
@@ -156,14 +158,26 @@ def _log_esps_given_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...])
     return value, jnp.where(jnp.isfinite(value), slopes, 0.0)
 
 
-def log_weights_of_sizes(W: Array, C: Array, pinned: Pinned, low: int, high: int) -> Array:
+def log_weights_of_sizes(target: Target) -> Array:
     """The logarithm of the weight of every number 0 .. d of other items than the pinned ones (d+1,).
 
-    -inf where the whole subset is smaller than ``low`` or larger than ``high``.
+    -inf where the whole subset is smaller or larger than allowed.
     """
-    if len(pinned.rows):
-        return log_esps_given(W, C, pinned, low, high)
-    return restrict_sizes(log_esps(W, C), low, high)
+    W, C = target.kernel.W, target.kernel.C
+    if len(target.items):
+        return log_esps_given(W, C, target.pinned, *target.sizes)
+    return restrict_sizes(log_esps(W, C), *target.sizes)
+
+
+def size_log_probs(target: Target) -> Array:
+    """log P(|T| = s) for s = 0 .. d (d+1,)."""
+    log_e = log_weights_of_sizes(target)
+    # What is impossible is for the normaliser to say. A size of probability zero is missing in the derivatives of this
+    # sum, and is not in the normaliser's.
+    log_sum = log_normalizer(target)
+    total = with_derivatives_of(jax.nn.logsumexp(log_e), log_sum)
+    log_probs = jnp.where((log_e > -jnp.inf) & (log_sum > -jnp.inf), log_e - total, -jnp.inf)
+    return jnp.where(jnp.isnan(log_sum), jnp.nan, log_probs)
 
 
 def log_scales_of_mean_size(log_e: Array, mean_sizes: Array) -> Array:

@@ -210,7 +210,7 @@ def test_more_bad_items():
         law.marginal_log_prob(jnp.array([12]))
     with pytest.raises(ValueError, match="items has item 1 more than once"):
         law.next_item_log_prob(jnp.array([1, 1]))
-    with pytest.raises(NotImplementedError, match="rescale the law, then condition"):
+    with pytest.raises(NotImplementedError, match="rescale, then condition"):
         law.condition([3]).with_expected_size(2.0)
 
 

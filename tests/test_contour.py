@@ -15,8 +15,10 @@ from kernels import HARDEST, KERNELS, PARTS, SKEW, TRUE_RANK, N, dense_kernel, e
 from scipy import stats
 
 from numpyro_ndpp import KNDPP, NDPP, Contour, to_multihot
-from numpyro_ndpp.kernel import quadratic_forms, whiten
-from numpyro_ndpp.samplers import contour
+from numpyro_ndpp.kernel import Kernel, quadratic_forms
+from numpyro_ndpp.samplers import circle
+from numpyro_ndpp.samplers import factors as factors_module
+from numpyro_ndpp.target import Target
 
 NUM_DRAWS = 2**13
 
@@ -47,11 +49,11 @@ def random_kernel(n, d, dtype=np.float64, cond=None):
 @pytest.mark.parametrize(("length", "num_stages"), [(1.0, 2), pytest.param(5.0, 1, marks=pytest.mark.slow)])
 def test_conditional_probabilities_multiply_to_the_law(length, num_stages, monkeypatch):
     """Along every order of every subset: det L_S / e_k / k!, by enumeration."""
-    monkeypatch.setattr(contour, "_STAGE_LENGTH", {"float64": length})
+    monkeypatch.setattr(circle, "STAGE_LENGTH", {"float64": length})
     n, d, k = 7, 6, 3
     parts = random_kernel(n, d)
     law = KNDPP(*parts, k=k)
-    state = jax.jit(lambda X, W: Contour().prepare(X, W, k, k))(law.X, law.W)
+    state = jax.jit(lambda X, W: Contour().prepare(Target.of(Kernel.of(X, W), k, k)))(law.X, law.W)
     assert len(state.schedule) == num_stages
     orders = np.array(list(itertools.permutations(range(n), k)))
 
@@ -59,12 +61,12 @@ def test_conditional_probabilities_multiply_to_the_law(length, num_stages, monke
         product = 1.0
         for number, (high, low) in enumerate(state.schedule):
             stage = jax.tree.map(lambda table, number=number: table[number], state.stages)
-            factors = contour._enter(state.tree, stage, k, order, jnp.asarray(k - high))
+            factors = factors_module.enter(state.tree, stage, k, order, jnp.asarray(k - high))
             for slot in range(k - high, k - low):
-                Q, _ = contour._query(stage, factors, slot)
+                Q, _ = factors_module.query(stage, factors, slot)
                 masses = quadratic_forms(state.tree.X, Q)
                 product *= masses[order[slot]] / jnp.sum(masses)
-                factors = contour._join(stage, factors, state.tree.X[order[slot]], jnp.asarray(slot))
+                factors = factors_module.join(stage, factors, state.tree.X[order[slot]], jnp.asarray(slot))
         return product
 
     products = np.asarray(jax.jit(jax.vmap(probability))(orders))
@@ -191,8 +193,8 @@ def test_one_radius_alone_cancels(monkeypatch):
     keys = jax.random.split(jax.random.key(9), 5)
 
     def worst(length):
-        monkeypatch.setattr(contour, "_STAGE_LENGTH", {"float64": length})
-        state = jax.jit(lambda X, W: Contour().prepare(X, W, 45, 45))(law.X, law.W)
+        monkeypatch.setattr(circle, "STAGE_LENGTH", {"float64": length})
+        state = jax.jit(lambda X, W: Contour().prepare(Target.of(Kernel.of(X, W), 45, 45)))(law.X, law.W)
         _, info = sample_with_info(state, keys)
         return float(info.rho.min()), float(jnp.abs(info.mass_error).max())
 
@@ -205,7 +207,7 @@ def test_one_radius_alone_cancels(monkeypatch):
 @pytest.mark.parametrize("name", KERNELS)
 def test_whitened_features_give_the_same_kernel(name):
     law = NDPP(*(np.asarray(part) for part in PARTS[name]))
-    X, W = whiten(law.X, law.W)
+    X, W, _ = law.kernel.whitened()
     L = dense_kernel(*PARTS[name])
     np.testing.assert_allclose(X @ W @ X.T, L, atol=1e-9 * np.abs(L).max())
     values = np.linalg.eigvalsh(X.T @ X)
@@ -255,7 +257,7 @@ def test_keys_of_both_kinds_and_other_types():
     draws = jax.jit(Contour().sample)(law.prepared_state(), jax.random.split(jax.random.PRNGKey(0), 5))
     assert (law.log_prob(draws) > -jnp.inf).all()
     with pytest.raises(ValueError, match="Contour needs a kernel in float32 or float64, got float16"):
-        Contour().prepare(law.X.astype(np.float16), law.W.astype(np.float16), 2, 2)
+        Contour().prepare(Target.of(Kernel.of(law.X.astype(np.float16), law.W.astype(np.float16)), 2, 2))
 
 
 def test_float32_stays_float32():

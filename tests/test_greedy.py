@@ -7,6 +7,7 @@ from kernels import KERNELS, PARTS, TRUE_RANK, N, dense_kernel, enumerated_minor
 
 from numpyro_ndpp import KNDPP, NDPP, unpad_subsets
 from numpyro_ndpp.greedy import exchange, greedy_map
+from numpyro_ndpp.kernel import Kernel
 
 
 def minors_of_size(name, k):
@@ -14,7 +15,7 @@ def minors_of_size(name, k):
 
 
 def greedy_items(X, W, k):
-    return tuple(unpad_subsets(greedy_map(X, W, X.T @ X, k, k), N))
+    return tuple(unpad_subsets(greedy_map(Kernel.of(X, W), X.T @ X, k, k), N))
 
 
 def quick_if(condition, *values):
@@ -80,7 +81,7 @@ def test_exchange_never_loses_and_ends_at_a_local_optimum(name, k):
     X, W = factors(name)
     minors = minors_of_size(name, k)
     start = greedy_items(X, W, k)
-    end = tuple(unpad_subsets(exchange(X, W, np.array(start), 20), N))
+    end = tuple(unpad_subsets(exchange(Kernel.of(X, W), np.array(start), 20), N))
     assert minors[end] >= minors[start] * (1 - 1e-12)
     for i in end:
         for a in set(range(N)) - set(end):

@@ -14,8 +14,10 @@ from kernels import HARDEST, KERNELS, N, enumerated_law, factors, table
 from scipy import stats
 
 from numpyro_ndpp import KNDPP, NDPP, Contour, Exact, to_multihot
+from numpyro_ndpp.kernel import Kernel
 from numpyro_ndpp.samplers.contour import ContourState
 from numpyro_ndpp.samplers.leap import LeapState, _first_of
+from numpyro_ndpp.target import Target
 
 NUM_DRAWS = 4096
 
@@ -114,7 +116,7 @@ def test_exact_takes_the_engine_of_the_law():
     shapes = jax.ShapeDtypeStruct(X.shape, X.dtype), jax.ShapeDtypeStruct(W.shape, W.dtype)
 
     def engine(low, high):
-        return jax.eval_shape(lambda X, W: Exact().prepare(X, W, low, high), *shapes)
+        return jax.eval_shape(lambda X, W: Exact().prepare(Target.of(Kernel.of(X, W), low, high)), *shapes)
 
     assert isinstance(engine(3, 3), ContourState)
     assert isinstance(engine(0, 8), LeapState)

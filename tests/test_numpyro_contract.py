@@ -137,13 +137,13 @@ def test_sample_shapes_and_keys(name, sampler):
         law.rsample(random.key(0))
 
 
-def test_infer_shapes():
-    shapes = (3, 1, 6, 2), (2, 6, 3), (3, 3)
-    assert NDPP.infer_shapes(*shapes) == ((3, 2), (5,))
-    assert KNDPP.infer_shapes(*shapes, 4) == ((3, 2), (4,))
-    assert type(NDPP.from_factors(X, W)).infer_shapes((4, 6, 5), (5, 5)) == ((4,), (5,))
-    with pytest.raises(NotImplementedError):
-        KNDPP.infer_shapes(*shapes, ())
+def test_batch_shapes_broadcast():
+    parts = (np.zeros(shape) for shape in ((3, 1, 6, 2), (2, 6, 3), (3, 3)))
+    V, B, D = parts
+    assert (NDPP(V, B, D).batch_shape, NDPP(V, B, D).event_shape) == ((3, 2), (5,))
+    assert (KNDPP(V, B, D, 4).batch_shape, KNDPP(V, B, D, 4).event_shape) == ((3, 2), (4,))
+    of_factors = NDPP.from_factors(np.zeros((4, 6, 5)), np.eye(5))
+    assert (of_factors.batch_shape, of_factors.event_shape) == ((4,), (5,))
 
 
 @pytest.mark.parametrize(

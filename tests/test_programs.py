@@ -9,7 +9,9 @@ import pytest
 from kernels import factors
 
 from numpyro_ndpp import KNDPP, NDPP, Cholesky, Contour, Exact, Rejection, UpDown, pad_subsets
+from numpyro_ndpp.kernel import Kernel
 from numpyro_ndpp.programs import program
+from numpyro_ndpp.target import Target
 
 LAWS = {
     "UpDown": lambda X, W: NDPP.from_factors(X, W, sampler=UpDown(num_steps=3)),
@@ -105,7 +107,7 @@ def test_programs_are_short(sampler, k, of_preparation, of_draws):
     low, high = (0, 100) if k is None else (k, k)
 
     def prepare(X, W):
-        return sampler.prepare(X, W, low, high)
+        return sampler.prepare(Target.of(Kernel.of(X, W), low, high))
 
     state, keys = jax.eval_shape(prepare, X, W), jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 64))
     assert lines(prepare, X, W) < of_preparation
@@ -115,12 +117,12 @@ def test_programs_are_short(sampler, k, of_preparation, of_draws):
 def test_a_program_does_not_grow_with_the_number_of_items_or_stages():
     def of_tree(n):
         X, W = jax.ShapeDtypeStruct((n, 20), jnp.float32), jax.ShapeDtypeStruct((20, 20), jnp.float32)
-        walk = jax.eval_shape(lambda X, W: UpDown().prepare(X, W, 5, 5), X, W)
+        walk = jax.eval_shape(lambda X, W: UpDown().prepare(Target.of(Kernel.of(X, W), 5, 5)), X, W)
         return lines(UpDown().sample, walk, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 4)))
 
     def of_stages(k):
         X, W = jax.ShapeDtypeStruct((500, 60), jnp.float32), jax.ShapeDtypeStruct((60, 60), jnp.float32)
-        state = jax.eval_shape(lambda X, W: Contour().prepare(X, W, k, k), X, W)
+        state = jax.eval_shape(lambda X, W: Contour().prepare(Target.of(Kernel.of(X, W), k, k)), X, W)
         return lines(Contour().sample, state, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 4)))
 
     assert abs(of_tree(10**6) - of_tree(10**3)) < 100

@@ -15,8 +15,11 @@ from kernels import KERNELS, PARTS, TRUE_RANK, N, all_subsets, dense_kernel, enu
 from scipy import stats
 
 from numpyro_ndpp import KNDPP, NDPP, Cholesky, UpDown, to_multihot
+from numpyro_ndpp.kernel import Kernel
+from numpyro_ndpp.samplers import direct as direct_module
 from numpyro_ndpp.samplers import updown
-from numpyro_ndpp.samplers import walk as walk_module
+from numpyro_ndpp.samplers.chain import WalkKernel
+from numpyro_ndpp.samplers.direct import border, draw_pair
 from numpyro_ndpp.samplers.proposal import (
     decompose,
     draw_k_dpp,
@@ -24,8 +27,10 @@ from numpyro_ndpp.samplers.proposal import (
     select_eigenvectors,
     youla_symmetrization,
 )
+from numpyro_ndpp.samplers.published import propose_until_accepted
 from numpyro_ndpp.samplers.tree import build_tree
-from numpyro_ndpp.samplers.walk import _distinct_items
+from numpyro_ndpp.samplers.walk import distinct_items
+from numpyro_ndpp.target import Target
 
 
 def factored(name, k=None, dtype=np.float64, limits=None, **settings):
@@ -49,22 +54,26 @@ def num_mixing_steps(name, k):
 # --- One application of an up operator -------------------------------------------------------------------------------
 
 
-@partial(jax.jit, static_argnums=(0, 3))
-def prepare(sampler, X, W, k):
-    return sampler.prepare(X, W, k, k)
+@jax.jit
+def prepare(X, W):
+    """The walk's kernel, on a tree with leaves of two items: deeper than one so small would have."""
+    return WalkKernel.of(X, W, build_tree(X, leaf_size=2))
 
 
 @partial(jax.jit, static_argnums=4)
-def draw_pairs(walk, keys, subset, kept, up):
+def draw_pairs(kernel, keys, subset, kept, up):
     """Pairs (s, 2) that the operator adds to the kept items of a subset, whether found, and the rejections."""
-    state = walk.init(subset)
+    state, dtype = kernel.chain_at(subset), kernel.W.dtype
 
     def draw(key):
         border_key, down_key, up_key = jax.random.split(key, 3)
-        bordered = walk._border(state, kept, jax.random.uniform(border_key, kept.shape, walk.W.dtype), len(kept))
-        down = jax.random.uniform(down_key, (2, walk.tree.num_decisions), walk.W.dtype)
-        direct = walk._direct(down, state, bordered, jnp.asarray(True))
-        return direct if up == "direct" else getattr(walk, f"_{up}")(up_key, state, bordered, direct)
+        bordered = border(kernel, state, kept, jax.random.uniform(border_key, kept.shape, dtype))
+        down = jax.random.uniform(down_key, (2, kernel.tree.num_decisions), dtype)
+        items, found = draw_pair(kernel, down, state, bordered, jnp.asarray(True))
+        if up == "direct":
+            return items, found, jnp.asarray(0)
+        pair = propose_until_accepted(kernel, up_key, state, bordered)
+        return jnp.where(pair.accepted, pair.items, items), pair.accepted | found, pair.num_rejections
 
     return jax.vmap(draw)(keys)
 
@@ -72,12 +81,12 @@ def draw_pairs(walk, keys, subset, kept, up):
 WIDTH = 5  # all subsets are padded to it, so that one program serves them
 
 
-def pairs_of(name, subset, kept, num_draws, up, dtype=np.float64, leaf_size=2):
-    walk = prepare(UpDown(leaf_size=leaf_size), *factors(name, dtype), WIDTH)
+def pairs_of(name, subset, kept, num_draws, up, dtype=np.float64):
+    kernel = prepare(*factors(name, dtype))
     keys = jax.random.split(jax.random.key(1), num_draws)
     subset = np.array([*subset, *(WIDTH - len(subset)) * [N]])
     kept = np.array([*kept, *(WIDTH - len(kept)) * [False]])
-    return jax.tree.map(np.asarray, draw_pairs(walk, keys, subset, kept, up))
+    return jax.tree.map(np.asarray, draw_pairs(kernel, keys, subset, kept, up))
 
 
 def pair_law(name, rest):
@@ -106,11 +115,11 @@ CASES = [
 
 
 def check_pairs(name, subset, kept, num_draws, up, dtype):
-    pairs = pairs_of(name, subset, kept, num_draws, up, dtype)
+    items, found, _ = pairs_of(name, subset, kept, num_draws, up, dtype)
     rest = [item for item, keep in zip(subset, kept, strict=True) if keep]
     law = pair_law(name, rest)
-    assert pairs.found.mean() > 0.999
-    drawn = np.sort(pairs.items[pairs.found], axis=1)
+    assert found.mean() > 0.999
+    drawn = np.sort(items[found], axis=1)
     counts = dict.fromkeys(law, 0)
     for pair, count in zip(*np.unique(drawn, axis=0, return_counts=True), strict=True):
         counts[tuple(pair)] += count  # a KeyError here is a repeated item
@@ -128,18 +137,17 @@ def test_direct_operator_has_the_conditional_law(name, subset, kept, dtype):
     check_pairs(name, subset, kept, 20_000, "direct", dtype)
 
 
-@pytest.mark.parametrize("up", ["rejection", "naive"])
 @pytest.mark.parametrize(
     ("name", "subset", "kept"), [CASES[0], CASES[1], CASES[4], pytest.param(*CASES[7], marks=pytest.mark.slow)]
 )
-def test_other_operators_have_the_conditional_law(name, subset, kept, up):
-    check_pairs(name, subset, kept, 20_000 if up == "rejection" else 4_000, up, np.float64)
+def test_published_operator_has_the_conditional_law(name, subset, kept):
+    check_pairs(name, subset, kept, 20_000, "rejection", np.float64)
 
 
 def test_number_of_rejections_agrees_with_its_closed_form():
     """The mean number of proposals is the ratio of the two e_2's, and rejections are one fewer."""
     name, subset, kept = CASES[0]
-    pairs = pairs_of(name, subset, kept, 20_000, "rejection")
+    num_rejections = pairs_of(name, subset, kept, 20_000, "rejection")[2]
     rest = [item for item, keep in zip(subset, kept, strict=True) if keep]
     law = factored(name, 5)
     X, W = np.asarray(law.X), np.asarray(law.W)
@@ -154,8 +162,8 @@ def test_number_of_rejections_agrees_with_its_closed_form():
 
     expected = e2(dominating) / e2(W) - 1
     assert expected > 1  # or else there would be little to see
-    standard_error = pairs.num_rejections.std() / np.sqrt(len(pairs.num_rejections))
-    assert abs(pairs.num_rejections.mean() - expected) < 3.9 * standard_error
+    standard_error = num_rejections.std() / np.sqrt(len(num_rejections))
+    assert abs(num_rejections.mean() - expected) < 3.9 * standard_error
 
 
 def test_symmetrization_dominates_every_minor():
@@ -248,9 +256,8 @@ def test_gap_falls_as_fast_as_that_of_independent_draws(draws_of_the_paper):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("up", ["rejection", "naive"])
-def test_draws_of_the_papers_first_figure_by_the_other_operators(up):
-    law = KNDPP(*paper_kernel(N, 8), k=5, sampler=UpDown(up=up))
+def test_draws_of_the_papers_first_figure_by_the_published_operator():
+    law = KNDPP(*paper_kernel(N, 8), k=5, sampler=UpDown(up="rejection"))
     draws = masks(law.sample(jax.random.key(0), (20_000,)))
     assert chi_square_p_value(law_of_parts(paper_kernel(N, 8), 5, 5), draws) > 1e-4
 
@@ -319,7 +326,7 @@ def test_draws_of_limited_size():
 def test_draws_of_like_sizes_are_made_together(dtype, monkeypatch):
     """A few at a time; and where there is room for many more items than there are, at the cost of those that are."""
     monkeypatch.setattr(updown, "walk_chunk_size", lambda walk, width: 512)
-    monkeypatch.setattr(walk_module, "WIDE", 2)
+    monkeypatch.setattr(direct_module, "WIDE", 2)
     jax.clear_caches()
     draws = masks(factored("ordinary", dtype=dtype).sample(jax.random.key(3), (4_096,)))
     jax.clear_caches()
@@ -337,7 +344,7 @@ def test_uniform_start():
 
 
 def test_distinct_items_are_uniform():
-    draw = jax.vmap(lambda key: _distinct_items(6, 3, 4, key))
+    draw = jax.vmap(lambda key: distinct_items(6, 3, 4, key))
     draws = np.sort(np.asarray(draw(jax.random.split(jax.random.key(0), 20_000))), axis=1)
     assert (draws[:, 3] == 6).all()
     subsets, counts = np.unique(draws[:, :3], axis=0, return_counts=True)
@@ -373,7 +380,7 @@ def check_distinct(draws, n):
 
 def test_step_says_what_happened():
     law = factored("ordinary", 5)
-    walk = prepare(UpDown(up="rejection"), law.X, law.W, 5)
+    walk = jax.jit(UpDown(up="rejection").prepare)(law.target)
     step = jax.jit(lambda walk, key, state: walk.step(key, state))
     state, changes, rejections = walk.init(law.greedy()), [], []
     for key in jax.random.split(jax.random.key(0), 30):
@@ -398,7 +405,7 @@ def test_work_of_a_step_hardly_grows_with_the_number_of_items():
 
     def cost(n):
         X, W = (jax.ShapeDtypeStruct(shape, jnp.float64) for shape in ((n, 100), (100, 100)))
-        walk = jax.eval_shape(lambda X, W: UpDown().prepare(X, W, 10, 10), X, W)
+        walk = jax.eval_shape(lambda X, W: UpDown().prepare(Target.of(Kernel.of(X, W), 10, 10)), X, W)
         state = jax.eval_shape(lambda walk: walk.init(walk.starts), walk)
         step = jax.jit(lambda walk, key, state: walk.step(key, state))
         analysis = step.lower(walk, jax.random.key(0), state).compile().cost_analysis()
@@ -461,12 +468,11 @@ def test_batch_of_kernels_is_prepared_and_drawn_one_by_one():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_steps": -1}, "num_steps must be None or an integer, at least 0, got -1"),
-        ({"num_steps": 2.5}, "num_steps must be None or an integer, at least 0, got 2.5"),
-        ({"num_steps": True}, "num_steps must be None or an integer"),
-        ({"up": "sideways"}, "up must be one of 'direct', 'rejection', 'naive', got 'sideways'"),
+        ({"num_steps": -1}, "num_steps must be at least 0, got -1"),
+        ({"num_steps": 2.5}, "num_steps must be a Python integer, got 2.5"),
+        ({"num_steps": True}, "num_steps must be a Python integer, got True"),
+        ({"up": "sideways"}, "up must be one of 'direct', 'rejection', got 'sideways'"),
         ({"init": "cold"}, "init must be one of 'greedy', 'uniform', got 'cold'"),
-        ({"leaf_size": 0}, "leaf_size must be None or an integer, at least 1, got 0"),
     ],
 )
 def test_bad_settings(settings, message):
@@ -515,8 +521,10 @@ def test_float32_stays_float32():
     law = factored("ordinary", 4, np.float32)
     walk = law.prepared_state()
     state = walk.init(law.greedy())
-    bordered = walk._border(state, jnp.array([True, True, False, False]), jnp.linspace(0, 1, 4, dtype=jnp.float32), 4)
-    assert {array.dtype for array in (bordered.N, bordered.E, *state[1:])} == {np.dtype(np.float32)}
+    kept = jnp.array([True, True, False, False])
+    bordered = border(walk.kernel, state, kept, jnp.linspace(0, 1, 4, dtype=jnp.float32))
+    arrays = (bordered.N, bordered.E, *jax.tree.leaves(state.images))
+    assert {array.dtype for array in arrays} == {np.dtype(np.float32)}
 
 
 @pytest.mark.parametrize("k", [0, 1])

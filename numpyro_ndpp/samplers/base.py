@@ -5,21 +5,16 @@ from typing import Any, Protocol
 
 from jax import Array
 
-__all__ = ["HasKernel", "Sampler"]
+from numpyro_ndpp.target import Target
+
+__all__ = ["HasTarget", "Sampler", "check_sampler"]
 
 
-class HasKernel(Protocol):
-    """What a sampler may be asked about: a distribution P(S) ∝ det (X W Xᵀ)_S over subsets that hold pinned items."""
-
-    X: Any
-    W: Any
-    max_size: int
+class HasTarget(Protocol):
+    """A distribution, as a sampler knows it."""
 
     @property
-    def pinned(self) -> Array: ...
-
-    @property
-    def whole_sizes(self) -> tuple[int, int]: ...
+    def target(self) -> Target: ...
 
 
 class Sampler(ABC):
@@ -30,22 +25,8 @@ class Sampler(ABC):
     """
 
     @abstractmethod
-    def prepare(
-        self,
-        X: Array,
-        W: Array,
-        min_size: int,
-        max_size: int,
-        pinned: Array | None = None,
-        width: int | None = None,
-    ) -> Any:
-        """What every draw of one kernel needs, as a pytree.
-
-        :param X, W: the kernel L = X W Xᵀ, X (n, d) and W (d, d).
-        :param min_size, max_size: the smallest and the largest size of a subset, pinned items included.
-        :param pinned: items (j,) that are in every subset, padded with n; None is none.
-        :param width: how many others there may be; None says that no pinned item is padding.
-        """
+    def prepare(self, target: Target) -> Any:
+        """What every draw from one target needs, as a pytree."""
 
     @abstractmethod
     def sample(self, state: Any, keys: Array, number: Array | int | None = None) -> Array:
@@ -57,3 +38,10 @@ class Sampler(ABC):
     @abstractmethod
     def failure(self, state: Any) -> str:
         """Why a draw was not made although subsets of an allowed size have a positive probability."""
+
+
+def check_sampler(sampler: Any) -> Sampler:
+    """The sampler; raises ValueError unless this is a sampler instance: ``UpDown()``, not ``UpDown``."""
+    if not isinstance(sampler, Sampler):
+        raise ValueError(f"sampler must be a sampler such as UpDown() or Exact(), got {sampler!r}")
+    return sampler

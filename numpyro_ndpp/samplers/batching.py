@@ -14,50 +14,48 @@ import numpy as np
 from jax import Array, lax, random
 from numpyro.util import not_jax_tracer
 
+from numpyro_ndpp.platforms import platform
 from numpyro_ndpp.programs import program
 from numpyro_ndpp.samplers.base import Sampler
 
-# What the draws side by side take together: within a cache, or as many as fill an accelerator.
-_CHUNK_BYTES = {"cpu": 16 * 2**20}
-_CHUNK_BYTES_ELSEWHERE = 4 * 2**30
 # No step of a draw has this number: the key of its size.
 _OF_THE_SIZE = 2**32 - 1
 
 
 def chunk_size(bytes_per_draw: int) -> int:
     """How many draws are made side by side, by what one of them takes."""
-    return max(1, _CHUNK_BYTES.get(jax.default_backend(), _CHUNK_BYTES_ELSEWHERE) // bytes_per_draw)
+    return max(1, platform().draw_chunk_bytes // bytes_per_draw)
 
 
 def side_by_side(draw: Callable[..., Any], *arguments: Any) -> Any:
     """``draw`` over the leading axis of its arguments."""
-    if len(arguments[0]) == 1:
+    if len(jax.tree.leaves(arguments)[0]) == 1:
         return jax.tree.map(lambda array: array[None], draw(*jax.tree.map(lambda array: array[0], arguments)))
     return jax.vmap(draw)(*arguments)
 
 
-def in_chunks(draw: Callable[..., Any], chunk: int, number: Array | int, *arguments: Array) -> Any:
-    """``draw`` of arguments (s, ...), at most ``chunk`` of them at a time; only the first ``number`` are made.
+def in_chunks(draw: Callable[..., Any], chunk: int, number: Array | int, *arguments: Any) -> Any:
+    """``draw`` of arguments (s, ...), arrays or pytrees of them, at most ``chunk`` at a time; the first ``number``.
 
     :param draw: takes arguments (c, ...) and gives a pytree of arrays (c, ...).
     """
-    length = len(arguments[0])
+    length = len(jax.tree.leaves(arguments)[0])
     chunk = min(length, 2 ** int(math.log2(chunk)))
     num_chunks = -(-length // chunk)
     if num_chunks == 1:
         return draw(*arguments)
     extra = num_chunks * chunk - length
-    filled = [jnp.concatenate([array, array[:extra]]) if extra else array for array in arguments]
+    filled = jax.tree.map(lambda array: jnp.concatenate([array, array[:extra]]) if extra else array, arguments)
 
-    def part(array: Array, first: Array | int) -> Array:
-        return lax.dynamic_slice_in_dim(array, first, chunk)
+    def parts(first: Array | int) -> Any:
+        return jax.tree.map(lambda array: lax.dynamic_slice_in_dim(array, first, chunk), filled)
 
     def fill(index: Array, drawn: Any) -> Any:
         first = index * chunk
-        new = draw(*(part(array, first) for array in filled))
+        new = draw(*parts(first))
         return jax.tree.map(lambda all, some: lax.dynamic_update_slice_in_dim(all, some, first, 0), drawn, new)
 
-    shapes = jax.eval_shape(draw, *(part(array, 0) for array in filled))
+    shapes = jax.eval_shape(draw, *parts(0))
     empty = jax.tree.map(lambda shape: jnp.zeros((num_chunks * chunk, *shape.shape[1:]), shape.dtype), shapes)
     drawn = lax.fori_loop(0, (number + chunk - 1) // chunk, fill, empty)
     return jax.tree.map(lambda array: array[:length], drawn)
@@ -102,14 +100,3 @@ def sample(sampler: Sampler, states: Any, num_kernels: int | None, key: Array, n
     if not_jax_tracer(drawn):
         drawn = np.asarray(drawn)  # a slice of a JAX array would be a program for each number of draws
     return drawn[:num_draws] if num_kernels is None else drawn[:, :num_draws]
-
-
-def pinned_items(max_size: int, pinned: Array | None, width: int | None) -> tuple[Array, int]:
-    """The items (j,) that are in every subset, padded, and the largest number of others.
-
-    :param max_size: the largest size of a subset, pinned items included.
-    :param pinned: the items; None is none.
-    :param width: how many others there may be; None says that no pinned item is padding.
-    """
-    items = jnp.zeros(0, jnp.int32) if pinned is None else pinned
-    return items, max_size - len(items) if width is None else width

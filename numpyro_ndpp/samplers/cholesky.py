@@ -15,18 +15,20 @@ References: Poulson (2020), *High-performance sampling of generic determinantal 
 Gillenwater, Dohmatob and Karbasi (2022), *Scalable sampling for nonsymmetric determinantal point processes*, ICLR.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 
-from numpyro_ndpp.kernel import Pinned, gram, log_minor, marginal_given, marginal_matrix
+from numpyro_ndpp.kernel import Kernel, marginal_matrix, rows_of, without
 from numpyro_ndpp.linalg import matmul
+from numpyro_ndpp.minors import log_minor
 from numpyro_ndpp.samplers.base import Sampler
-from numpyro_ndpp.samplers.batching import in_chunks, pinned_items, side_by_side
+from numpyro_ndpp.samplers.batching import in_chunks, side_by_side
 from numpyro_ndpp.size_law import log_scales_of_mean_size, log_weights_of_sizes
+from numpyro_ndpp.target import Pinned, Target
 
 # One sweep in 2.5 standard deviations of the size has the right size: so many failures never happen by chance.
 _MAX_SWEEPS = 10_000
@@ -36,16 +38,16 @@ _SIDE_BY_SIDE_BYTES = 2**30
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["X", "W", "C", "pinned", "size_logits", "log_scales"],
+    data_fields=["W", "C", "others", "pinned", "size_logits", "log_scales"],
     meta_fields=["width"],
 )
 @dataclass(frozen=True)
 class CholeskyState:
     """The kernel, and for a law with limits on the size its size law (d+1,) and the scale (d+1,) for every size."""
 
-    X: Array
     W: Array
     C: Array
+    others: Array  # (n, d) the features, rows of zeros for pinned items
     pinned: Pinned
     size_logits: Array | None
     log_scales: Array | None
@@ -85,10 +87,10 @@ def _sweep(X: Array, Z: Array, width: int, key: Array) -> tuple[Array, Array]:
 
 def _is_possible(state: CholeskyState, subset: Array) -> Array:
     """Whether the minor of a subset (w,) and the pinned items is positive."""
-    rows = jnp.concatenate([state.pinned.rows, state.X.at[subset].get(mode="fill", fill_value=0)])
-    present = jnp.concatenate([state.pinned.present, subset < len(state.X)])
+    rows = jnp.concatenate([state.pinned.rows, rows_of(state.others, subset)])
+    present = jnp.concatenate([state.pinned.present, subset < len(state.others)])
     places = jnp.sort(jnp.where(present, jnp.arange(len(rows)), len(rows)))
-    return log_minor(rows, state.W, places) > -jnp.inf
+    return log_minor(Kernel.of(rows, state.W), places) > -jnp.inf
 
 
 @dataclass(frozen=True)
@@ -105,34 +107,26 @@ class Cholesky(Sampler):
     (2, 4)
     """
 
-    def prepare(
-        self,
-        X: Array,
-        W: Array,
-        min_size: int,
-        max_size: int,
-        pinned: Array | None = None,
-        width: int | None = None,
-    ) -> CholeskyState:
+    def prepare(self, target: Target) -> CholeskyState:
         """What every draw needs: O(n d²) once."""
-        items, width = pinned_items(max_size, pinned, width)
-        C, rows = gram(X), Pinned.of(X, items)
-        others = X.at[items].set(0.0, mode="drop")
-        if min_size == 0 and max_size == min(X.shape):
-            return CholeskyState(others, W, C, rows, None, None, width)
-        log_e = log_weights_of_sizes(W, C, rows, min_size, max_size)
+        X, W, _ = target.kernel
+        others, C = without(X, target.items), target.kernel.C
+        state = CholeskyState(W, C, others, target.pinned, None, None, target.width)
+        if target.is_unlimited:
+            return state
+        log_e = log_weights_of_sizes(target)
         # Sizes beyond the limits, for the scales: a law restricted to one size has that mean at every scale.
-        all_sizes = log_weights_of_sizes(W, C, rows, 0, len(W))
+        all_sizes = log_weights_of_sizes(replace(target, sizes=(0, X.shape[1])))
         sizes = jnp.arange(len(log_e))
         known = all_sizes > -jnp.inf
         least, most = jnp.min(jnp.where(known, sizes, len(sizes))), jnp.max(jnp.where(known, sizes, 0))
         half_less = jnp.clip(sizes.astype(X.dtype) - 0.5, least + 0.1, jnp.maximum(most - 0.1, least + 0.1))
         log_scales = jnp.where(least < most, log_scales_of_mean_size(all_sizes, half_less), 0.0)
-        return CholeskyState(others, W, C, rows, log_e, log_scales, width)
+        return replace(state, size_logits=log_e, log_scales=log_scales)
 
     def draw(self, state: CholeskyState, key: Array) -> Array:
         """One subset, padded; -1 throughout if none of an allowed size was found."""
-        X, W, C = state.X, state.W, state.C
+        X, W, C = state.others, state.W, state.C
         n = len(X)
         if state.width == 0:
             return jnp.zeros(0, jnp.int32)
@@ -147,7 +141,7 @@ class Cholesky(Sampler):
             size_key, key = random.split(key)
             wanted = random.categorical(size_key, size_logits)
             log_scale, possible = log_scales[wanted], jnp.any(size_logits > -jnp.inf)
-        Z = marginal_given(jnp.exp(log_scale) * W, C, state.pinned)
+        Z = state.pinned.marginal_matrix(jnp.exp(log_scale) * W, C)
 
         def again(carry: tuple[Array, Array, Array]) -> Array:
             number, _, accepted = carry
@@ -173,8 +167,8 @@ class Cholesky(Sampler):
 
     def sample(self, state: CholeskyState, keys: Array, number: Array | int | None = None) -> Array:
         """Subsets (s, width), one for each key; only the first ``number`` are made."""
-        n, d = state.X.shape
-        bytes_per_draw = state.X.dtype.itemsize * 8 * (n + d * d)
+        n, d = state.others.shape
+        bytes_per_draw = state.others.dtype.itemsize * 8 * (n + d * d)
         chunk = max(1, _SIDE_BY_SIDE_BYTES // bytes_per_draw)
         return in_chunks(
             partial(side_by_side, partial(self.draw, state)), chunk, len(keys) if number is None else number, keys

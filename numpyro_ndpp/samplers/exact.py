@@ -1,20 +1,21 @@
-"""Exact draws of every law, by the engine that is best for it."""
+"""Exact draws of every distribution, by the engine that is best for it."""
 
 from dataclasses import dataclass
 from functools import partial
 
-import jax
 from jax import Array
 
+from numpyro_ndpp.platforms import platform
 from numpyro_ndpp.samplers.base import Sampler
-from numpyro_ndpp.samplers.batching import chunk_size, in_chunks, pinned_items, side_by_side
+from numpyro_ndpp.samplers.batching import chunk_size, in_chunks, side_by_side
 from numpyro_ndpp.samplers.contour import Contour, ContourState
 from numpyro_ndpp.samplers.leap import LeapState, draw_by_leaps, prepare_leap
+from numpyro_ndpp.target import Target
 
 
 @dataclass(frozen=True)
 class Exact(Sampler):
-    """Exact, independent draws of every law at a cost that hardly depends on n: no chain, no steps, no rejection.
+    """Exact, independent draws of every distribution, at a cost that hardly depends on n: no chain, no rejection.
 
     A fixed size is drawn by :class:`Contour`, sizes that vary by leaping from item to item (:mod:`.leap`), which takes
     O(d³) and a few inner products of O(d² log n) for each item after preprocessing of O(n d²). Limits on the size are
@@ -27,28 +28,15 @@ class Exact(Sampler):
     (2, 8)
     """
 
-    def prepare(
-        self,
-        X: Array,
-        W: Array,
-        min_size: int,
-        max_size: int,
-        pinned: Array | None = None,
-        width: int | None = None,
-    ) -> ContourState | LeapState:
+    def prepare(self, target: Target) -> ContourState | LeapState:
         """What every draw needs: O(n d²) once."""
-        items, num_others = pinned_items(max_size, pinned, width)
-        if min_size == max_size and num_others == max_size - len(items):
-            return Contour().prepare(X, W, min_size, max_size, pinned, width)
-        return prepare_leap(X, W, min_size, max_size, items, num_others)
+        return Contour().prepare(target) if target.is_fixed else prepare_leap(target)
 
     def sample(self, state: ContourState | LeapState, keys: Array, number: Array | int | None = None) -> Array:
         """Subsets (s, w), one for each key; only the first ``number`` are made."""
         if isinstance(state, ContourState):
             return Contour().sample(state, keys, number)
-        # A CPU is fastest with one draw after the other: none waits for a longer one.
-        d = len(state.R)
-        chunk = 1 if jax.default_backend() == "cpu" else chunk_size(state.R.dtype.itemsize * 16 * d * d)
+        chunk = 1 if platform().draws_alone else chunk_size(state.R.dtype.itemsize * 16 * state.R.size)
         draws = partial(side_by_side, partial(draw_by_leaps, state))
         return in_chunks(draws, chunk, len(keys) if number is None else number, keys)
 

@@ -39,10 +39,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 
-from numpyro_ndpp.kernel import Pinned, gram, marginal_given, whiten
+from numpyro_ndpp.kernel import rows_of, without
 from numpyro_ndpp.linalg import matmul, right_divide
 from numpyro_ndpp.normalizer import HALF_AN_ITEM, log_normalizer, pencil, solve_log_scale
 from numpyro_ndpp.samplers.tree import leaf_shape, pack, pack_query, pick, sums_of_leaves, symmetric_part, unpack
+from numpyro_ndpp.target import Pinned, Target
 
 # How far the fall of the logarithm may be from that of the trace, for the next guess.
 _SLOPES = 0.05, 20.0
@@ -209,7 +210,7 @@ def _leap(state: LeapState, draw: _Draw, uniforms: Array) -> _Draw:
     slot = jnp.arange(size)
     items = leaf * size + slot
     is_left = (leaf > draw.leaf) | (slot >= draw.low)
-    rows = jnp.where(is_left[:, None], state.X.at[items].get(mode="fill", fill_value=0), 0.0)
+    rows = jnp.where(is_left[:, None], rows_of(state.X, items), 0.0)
     images = matmul(rows, R)
     K, magnitudes = matmul(images, rows.T), jnp.sum(jnp.abs(images * rows), axis=1)
     j, was_found = pick(_first_of(K, magnitudes), uniforms[1])
@@ -261,26 +262,23 @@ def _attempt(state: LeapState, key: Array) -> tuple[Array, Array]:
     return draw.items, accepted
 
 
-def prepare_leap(X: Array, W: Array, min_size: int, max_size: int, items: Array, width: int) -> LeapState:
+def prepare_leap(target: Target) -> LeapState:
     """The tree's sums and the marginal kernel. O(n d² + d³), and O(J d³) with limits on the size."""
-    n, d = X.shape
-    rank = min(n, d)
-    given, C = Pinned.of(X, items), gram(X)
-    has_limits = min_size > 0 or max_size < rank
-    log_weight = log_normalizer(W, C, given, (min_size, max_size), rank)  # of the kernel as it is given
-    X, W = whiten(X, W)
-    C, given = gram(X), Pinned.of(X, items)
+    log_weight = log_normalizer(target)  # of the kernel as it is given
+    kernel, items = target.kernel.whitened(), target.items
+    X, W, C = kernel.X, kernel.W, kernel.C
+    given = Pinned.of(X, items)
     log_scale, limits = jnp.zeros((), X.dtype), None
-    if has_limits:
-        low, high = min_size - given.number, max_size - given.number
-        poly = pencil(W, C, given)
-        log_scale, _ = solve_log_scale(poly, low - HALF_AN_ITEM, high, pinned=len(items) > 0)
+    if not target.is_unlimited:
+        low, high = target.limits
+        log_scale, _ = solve_log_scale(pencil(W, C, given), low - HALF_AN_ITEM, high, pinned=len(items) > 0)
         limits = jnp.stack([low, high])
-    R = marginal_given(jnp.exp(log_scale) * W, C, given)
-    num_leaves, leaf_size = leaf_shape(n, d)
-    X = X.at[items].set(0.0, mode="drop")
+    R = given.marginal_matrix(jnp.exp(log_scale) * W, C)
+    num_leaves, leaf_size = leaf_shape(*X.shape)
+    X = without(X, items)
+    nodes = sums_of_nodes(X, num_leaves, leaf_size)
     possible = (log_weight > -jnp.inf) & jnp.isfinite(R).all()
-    return LeapState(X, sums_of_nodes(X, num_leaves, leaf_size), R, log_scale, limits, possible, leaf_size, width)
+    return LeapState(X, nodes, R, log_scale, limits, possible, leaf_size, target.width)
 
 
 def draw_by_leaps(state: LeapState, key: Array) -> Array:

@@ -20,7 +20,6 @@ fast repeated sampling of determinantal point processes*, ICML.
 """
 
 import math
-import operator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -28,11 +27,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 
-from numpyro_ndpp.kernel import Pinned, gram, whiten
+from numpyro_ndpp.checks import static_int
+from numpyro_ndpp.kernel import Kernel, rows_of
 from numpyro_ndpp.linalg import log_determinant, matmul
 from numpyro_ndpp.normalizer import log_normalizer
-from numpyro_ndpp.samplers.base import HasKernel, Sampler
-from numpyro_ndpp.samplers.batching import chunk_size, in_chunks, pinned_items, side_by_side
+from numpyro_ndpp.samplers.base import HasTarget, Sampler
+from numpyro_ndpp.samplers.batching import chunk_size, in_chunks, side_by_side
 from numpyro_ndpp.samplers.proposal import (
     SymmetricKernel,
     decompose,
@@ -40,13 +40,14 @@ from numpyro_ndpp.samplers.proposal import (
     log_esp_table,
     youla_symmetrization,
 )
-from numpyro_ndpp.samplers.tree import Tree, build_tree
+from numpyro_ndpp.samplers.tree import Tree, build_tree, symmetric_part
 from numpyro_ndpp.size_law import restrict_sizes
+from numpyro_ndpp.target import Pinned, Target, per_kernel
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["tree", "W", "What", "pinned", "kernel", "table", "size_logits", "log_expected"],
+    data_fields=["tree", "W", "pinned", "What", "kernel", "table", "size_logits", "log_expected"],
     meta_fields=["width"],
 )
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class RejectionState:
 
     tree: Tree
     W: Array  # (d, d)
-    What: Array  # (d, d)
     pinned: Array  # (j,) items in every subset
+    What: Array  # (d, d)
     kernel: SymmetricKernel
     table: Array  # (d+1, w+1)
     size_logits: Array  # (w+1,) of the proposals
@@ -64,41 +65,40 @@ class RejectionState:
     width: int = field(metadata={"static": True})
 
 
-def _log_expected(table: Array, log_hat: Array, log_weight: Array, low: Array, high: Array) -> Array:
-    """log of the ratio of the two normalisers; that of the proposals is the sum of a table's last row, and log_hat."""
-    proposals = jax.nn.logsumexp(restrict_sizes(table[-1], low, high)) + log_hat
+def _log_expected(size_logits: Array, log_hat: Array, log_weight: Array) -> Array:
+    """log of the ratio of the two normalisers; that of the proposals is the sum over their sizes, and log_hat."""
+    proposals = jax.nn.logsumexp(size_logits) + log_hat
     # Rounding may make a symmetric kernel's ratio less than one.
     ratio = jnp.maximum(proposals - log_weight, 0.0)
     return jnp.where((proposals > -jnp.inf) & (log_weight > -jnp.inf), ratio, jnp.inf)
 
 
-def _prepare(
-    X: Array, W: Array, C: Array, log_weight: Array, min_size: int, max_size: int, items: Array, width: int
-) -> tuple[Array, SymmetricKernel, Array, Array, Array]:
-    """Ŵ, the proposals' kernel, its table and law of the size, and the log of the expected number of proposals."""
-    What, pinned = youla_symmetrization(W), Pinned.of(X, items)
-    conditional, log_hat = What, jnp.zeros((), X.dtype)
-    if len(items):
+def _prepare(target: Target, kernel: Kernel, C: Array) -> tuple[Array, SymmetricKernel, Array, Array, Array]:
+    """Ŵ, the proposals' kernel, its table and law of the size, and the log of the expected number of proposals.
+
+    :param kernel, C: the target's kernel, whitened, and its Gram matrix.
+    """
+    What, pinned, dtype = youla_symmetrization(kernel.W), Pinned.of(kernel.X, target.items), C.dtype
+    conditional, log_hat = What, jnp.zeros((), dtype)
+    if len(target.items):
         left = matmul(pinned.rows, What)
-        minor = matmul(left, pinned.rows.T) + jnp.diag((~pinned.present).astype(X.dtype))
+        minor = matmul(left, pinned.rows.T) + jnp.diag((~pinned.present).astype(dtype))
         sign, log_hat = jnp.linalg.slogdet(minor)
-        conditional = What - matmul(
-            left.T, jnp.linalg.solve(jnp.where(sign > 0, minor, jnp.eye(len(minor), dtype=X.dtype)), left)
-        )
-        conditional = 0.5 * (conditional + conditional.T)
+        safe = jnp.where(sign > 0, minor, jnp.eye(len(minor), dtype=dtype))
+        conditional = symmetric_part(What - matmul(left.T, jnp.linalg.solve(safe, left)))
         log_hat = jnp.where(sign > 0, log_hat, -jnp.inf)
-    kernel = decompose(conditional, C)
-    table = log_esp_table(kernel.eigenvalues, width)
-    low, high = min_size - pinned.number, max_size - pinned.number
-    size_logits = restrict_sizes(table[-1], low, high)
-    return What, kernel, table, size_logits, _log_expected(table, log_hat, log_weight, low, high)
+    symmetric = decompose(conditional, C)
+    table = log_esp_table(symmetric.eigenvalues, target.width)
+    size_logits = restrict_sizes(table[-1], *target.limits)
+    log_expected = _log_expected(size_logits, log_hat, log_normalizer(target))
+    return What, symmetric, table, size_logits, log_expected
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _expected_proposals(low: int, high: int, width: int, X: Array, W: Array, pinned: Array) -> Array:
-    log_weight = log_normalizer(W, gram(X), Pinned.of(X, pinned), (low, high), min(X.shape))
-    X, W = whiten(X, W)
-    return jnp.exp(_prepare(X, W, gram(X), log_weight, low, high, pinned, width)[-1])
+@jax.jit
+def _expected_proposals(target: Target) -> Array:
+    # In an orthonormal basis of the features' span the symmetrisation is that of the kernel itself.
+    kernel = target.kernel.whitened()
+    return jnp.exp(_prepare(target, kernel, kernel.C)[-1])
 
 
 @dataclass(frozen=True)
@@ -129,38 +129,17 @@ class Rejection(Sampler):
     max_proposals: int = 10_000
 
     def __post_init__(self) -> None:
-        try:
-            number = operator.index(self.max_proposals)
-        except TypeError:
-            number = 0
-        if isinstance(self.max_proposals, bool) or number < 1:
-            raise ValueError(f"max_proposals must be a positive integer, got {self.max_proposals!r}")
-        object.__setattr__(self, "max_proposals", number)
+        object.__setattr__(self, "max_proposals", static_int("max_proposals", self.max_proposals, 1))
 
-    def expected_proposals(self, law: HasKernel) -> Array:
+    def expected_proposals(self, dist: HasTarget) -> Array:
         r"""The expected number of proposals a draw (batch shape), :math:`\sum \hat e_k / \sum e_k`. O(n d² + J d³)."""
-        of_kernel = partial(_expected_proposals, *law.whole_sizes, law.max_size)
-        return jnp.vectorize(of_kernel, signature="(n,d),(d,e),(j)->()")(law.X, law.W, law.pinned)
+        return per_kernel(_expected_proposals, dist.target, "()")
 
-    def prepare(
-        self,
-        X: Array,
-        W: Array,
-        min_size: int,
-        max_size: int,
-        pinned: Array | None = None,
-        width: int | None = None,
-    ) -> RejectionState:
+    def prepare(self, target: Target) -> RejectionState:
         """The tree, and the eigenvectors of the dominating kernel. O(n d² + J d³) once."""
-        items, width = pinned_items(max_size, pinned, width)
-        log_weight = log_normalizer(W, gram(X), Pinned.of(X, items), (min_size, max_size), min(X.shape))
-        # In an orthonormal basis of the features' span the symmetrisation is that of the kernel itself.
-        X, W = whiten(X, W)
-        tree = build_tree(X)
-        What, kernel, table, size_logits, log_expected = _prepare(
-            X, W, tree.gram, log_weight, min_size, max_size, items, width
-        )
-        return RejectionState(tree, W, What, items, kernel, table, size_logits, log_expected, width)
+        kernel = target.kernel.whitened()
+        tree = build_tree(kernel.X)
+        return RejectionState(tree, kernel.W, target.items, *_prepare(target, kernel, tree.gram), width=target.width)
 
     def draw(self, state: RejectionState, key: Array) -> Array:
         """One subset, padded; -1 throughout if none was accepted."""
@@ -174,7 +153,7 @@ class Rejection(Sampler):
             size = random.categorical(size_key, state.size_logits)
             items, found = draw_k_dpp(state.tree, state.kernel, state.table, size, items_key, state.pinned)
             together = jnp.append(state.pinned.astype(items.dtype), items)
-            rows = state.tree.X.at[together].get(mode="fill", fill_value=0)
+            rows = rows_of(state.tree.X, together)
             padding = jnp.diag((together >= n).astype(rows.dtype))
             log_target, log_proposal = (
                 log_determinant(matmul(matmul(rows, inner), rows.T) + padding) for inner in (state.W, state.What)

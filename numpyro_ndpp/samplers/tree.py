@@ -26,6 +26,7 @@ import numpy as np
 from jax import Array, lax, random
 
 from numpyro_ndpp.linalg import matmul
+from numpyro_ndpp.platforms import platform
 
 # Σ of so many leaves at a time are computed unpacked.
 _CHUNK_BYTES = 8 * 2**20
@@ -170,7 +171,7 @@ def build_tree(X: Array, leaf_size: int | None = None) -> Tree:
 
 def descend_to_leaf(tree: Tree, query: Array, uniforms: Array) -> Array:
     """A leaf, drawn with probability proportional to its mass under a packed query (p,), by a number for each level."""
-    lefts, on_cpu = tree.lefts, jax.default_backend() == "cpu"
+    lefts, on_cpu = tree.lefts, platform().is_cpu
 
     def mass_of(row: Array | int) -> Array:
         return jnp.sum(lefts[row] * query)

@@ -7,7 +7,6 @@ Reference: Han, Gartrell, Dohmatob and Karbasi (2022), *Scalable MCMC sampling f
 processes*, ICML, Algorithm 2.
 """
 
-import operator
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,29 +14,25 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 
+from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.greedy import greedy_given, greedy_map, greedy_subsets
-from numpyro_ndpp.kernel import Pinned
-from numpyro_ndpp.linalg import matmul
+from numpyro_ndpp.platforms import platform
 from numpyro_ndpp.samplers.base import Sampler
-from numpyro_ndpp.samplers.batching import by_size, chunk_size, draw_sizes, in_chunks, pinned_items, side_by_side
-from numpyro_ndpp.samplers.tree import (
-    Tree,
-    build_tree,
-    pack_query,
-    symmetric_part,
-)
-from numpyro_ndpp.samplers.walk import WIDE, ChainState, Forms, Walk, WalkSettings, item_scale
+from numpyro_ndpp.samplers.batching import by_size, chunk_size, draw_sizes, in_chunks, side_by_side
+from numpyro_ndpp.samplers.chain import ChainState, WalkKernel
+from numpyro_ndpp.samplers.direct import WIDE
+from numpyro_ndpp.samplers.tree import build_tree
+from numpyro_ndpp.samplers.walk import Walk, WalkSettings
 from numpyro_ndpp.size_law import log_weights_of_sizes
+from numpyro_ndpp.target import Target
 
-UPS = ("direct", "rejection", "naive")
+UPS = ("direct", "rejection")
 INITS = ("greedy", "uniform")
 
 # No step of a draw has this number: the key of its start.
 _OF_THE_START = 2**32 - 2
 # So many chains of a few items side by side, on a CPU, where their sizes vary.
 _SMALL_CHAINS = 8
-# Items at a time in the preprocessing.
-_ROWS = 4096
 
 
 def _without_phantom_sizes(size_logits: Array, starts: Array, n: int) -> Array:
@@ -51,8 +46,8 @@ def _without_phantom_sizes(size_logits: Array, starts: Array, n: int) -> Array:
 
 def walk_chunk_size(walk: Walk, width: int) -> int:
     """How many chains run side by side, by what one of them takes in the middle of a step."""
-    d = walk.W.shape[0]
-    return chunk_size(walk.W.dtype.itemsize * 8 * d * (width + d))
+    d = len(walk.kernel.W)
+    return chunk_size(walk.dtype.itemsize * 8 * d * (width + d))
 
 
 def _chains(walk: Walk, sizes: Array | None, keys: Array) -> Array:
@@ -60,7 +55,7 @@ def _chains(walk: Walk, sizes: Array | None, keys: Array) -> Array:
 
     The chains go on together until the one with the most steps is done; the others stay where they are.
     """
-    n, settings, width = len(walk.tree.X), walk.settings, walk.width
+    n, settings, width = walk.kernel.num_items, walk.settings, walk.width
     is_fixed = sizes is None
     sizes = jnp.full(len(keys), width) if sizes is None else sizes
 
@@ -101,11 +96,9 @@ class UpDown(Sampler):
 
     :param num_steps: steps of a draw; None is k² for a subset of k items.
     :param up: how a step draws its pair. ``"direct"``: two descents of the tree, no rejection. ``"rejection"``: the
-        published way, O(d³) a step and so many proposals as it takes. ``"naive"``: all pairs, O(n²).
+        published way, O(d³) a step and so many proposals as it takes.
     :param init: where a chain starts. ``"greedy"``: at the greedy MAP subset. ``"uniform"``: at a uniform subset, or
         the greedy one if that has probability zero.
-    :param leaf_size: the most items in a leaf of the tree, from eight on rounded up to a multiple of eight; None is
-        about d/2, which gives a tree as large as X.
     :raises ValueError: for settings that are not allowed.
 
     >>> from jax import random
@@ -118,70 +111,40 @@ class UpDown(Sampler):
     num_steps: int | None = None
     up: str = "direct"
     init: str = "greedy"
-    leaf_size: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("num_steps", 0), ("leaf_size", 1)):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            try:
-                number = operator.index(value)
-            except TypeError:
-                number = -1
-            if isinstance(value, bool) or number < least:
-                raise ValueError(f"{name} must be None or an integer, at least {least}, got {value!r}")
-            object.__setattr__(self, name, number)
+        if self.num_steps is not None:
+            object.__setattr__(self, "num_steps", static_int("num_steps", self.num_steps, 0))
         for name, allowed in (("up", UPS), ("init", INITS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")
 
-    def prepare(
-        self,
-        X: Array,
-        W: Array,
-        min_size: int,
-        max_size: int,
-        pinned: Array | None = None,
-        width: int | None = None,
-    ) -> Walk:
+    def prepare(self, target: Target) -> Walk:
         """The walk of one kernel: the tree, C, a start for every size and the law of the size. O(n d²) once."""
-        n = len(X)
-        items, width = pinned_items(max_size, pinned, width)
-        tree = build_tree(X, self.leaf_size)
-        C = tree.gram
-        size_logits = None
-        if min_size == max_size and width == max_size - len(items):
+        kernel, items, width = target.kernel, target.items, target.width
+        tree = build_tree(kernel.X)
+        C, size_logits = tree.gram, None
+        if target.is_fixed:
+            size = target.sizes[1]
             if len(items):
-                starts = greedy_given(X, W, C, items, max_size, max_size, width)
+                starts = greedy_given(kernel, C, items, size, size, width)
             else:
-                starts = greedy_map(X, W, C, width, width)
+                starts = greedy_map(kernel, C, width, width)
         else:
-            size_logits = log_weights_of_sizes(W, C, Pinned.of(X, items), min_size, max_size)
-            starts = greedy_subsets(X, W, C, size_logits[: width + 1] > -jnp.inf, items)
-            size_logits = _without_phantom_sizes(size_logits, starts, n)
-        return self._walk(tree, W, items, starts, size_logits)
+            size_logits = log_weights_of_sizes(target)
+            starts = greedy_subsets(kernel, C, size_logits[: width + 1] > -jnp.inf, items)
+            size_logits = _without_phantom_sizes(size_logits, starts, kernel.num_items)
+        return Walk(WalkKernel.of(kernel.X, kernel.W, tree), items, starts, size_logits, self.walk_settings)
 
-    def for_moves(self, X: Array, W: Array, pinned: Array, width: int) -> Walk:
+    def for_moves(self, target: Target) -> Walk:
         """The walk of one kernel for :meth:`Walk.move` alone: without starts and the law of the size. O(n d²) once."""
-        starts = jnp.full(width, len(X), jnp.int32)
-        return self._walk(build_tree(X, self.leaf_size), W, pinned, starts, None)
+        kernel = target.kernel
+        starts = jnp.full(target.width, kernel.num_items, jnp.int32)
+        return Walk(WalkKernel.of(kernel.X, kernel.W), target.items, starts, None, self.walk_settings)
 
-    def _walk(self, tree: Tree, W: Array, items: Array, starts: Array, size_logits: Array | None) -> Walk:
-        X, C = tree.X, tree.gram
-        n = len(X)
-        # The law of a given size does not depend on the scale of the kernel; entries of about one overflow nowhere.
-        scale = jnp.trace(C) / n * jnp.linalg.norm(W)
-        scale = jnp.where(scale > 0, scale, 1.0)
-        W = W / scale
-        item_scales = lax.map(partial(item_scale, W), X, batch_size=min(n, _ROWS))
-        CW = matmul(C, W)
-        forms = jnp.stack([W, matmul(W, CW)])
-        of_items = lax.map(lambda x: matmul(matmul(x, forms), x), X, batch_size=min(n, _ROWS))
-        queries = Forms(jnp.stack([pack_query(symmetric_part(form)) for form in forms]), of_items)
-        lefts, rights = (forms, forms) if X.dtype == jnp.float64 else (jnp.stack([W, CW]), W[None])
-        settings = WalkSettings(self.num_steps, self.up, self.init)
-        return Walk(tree, C, items, jnp.log(scale), lefts, rights, item_scales, queries, starts, size_logits, settings)
+    @property
+    def walk_settings(self) -> WalkSettings:
+        return WalkSettings(self.num_steps, self.up, self.init)
 
     def failure(self, walk: Walk) -> str:
         """Why a draw was not made."""
@@ -195,7 +158,7 @@ class UpDown(Sampler):
         chunk = walk_chunk_size(walk, walk.width)
         if walk.size_logits is None:
             return in_chunks(partial(_chains, walk, None), chunk, number, keys)
-        if jax.default_backend() == "cpu":
+        if platform().draws_alone:
             # Alone, a chain costs its own size at every step; beside others that of the largest, and as many steps.
             chunk = 1 if walk.width > WIDE else min(chunk, _SMALL_CHAINS)
         return by_size(partial(_chains, walk), chunk, number, draw_sizes(walk.size_logits, keys), keys)

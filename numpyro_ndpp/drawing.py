@@ -1,0 +1,177 @@
+"""Draws of a distribution of subsets: the sampler's preparation, kept where it can be, and draws that failed."""
+
+import copy
+import functools
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax, random
+from numpyro.util import not_jax_tracer
+
+from numpyro_ndpp.of_kernels import OfKernels, Shape
+from numpyro_ndpp.programs import is_tracing, program
+from numpyro_ndpp.samplers import Sampler, batching
+from numpyro_ndpp.samplers.base import check_sampler
+from numpyro_ndpp.target import Target
+
+__all__ = ["Drawn", "compiled"]
+
+
+def _prepare(sampler: Sampler, num_batch_dims: int, target: Target) -> Any:
+    prepare = sampler.prepare
+    for _ in range(num_batch_dims):
+        prepare = jax.vmap(prepare)
+    return prepare(target)
+
+
+# A kernel is prepared once. What is pinned, and what a batch of kernels holds, may be others at every call.
+_prepare_one, _prepare_many = (program(runs, static_argnums=(0, 1))(_prepare) for runs in ("once", "often"))
+
+
+def compiled(*static: str) -> Callable[[Callable], Callable]:
+    """A method as one program, by the names of its static arguments; inside what JAX traces, as it stands.
+
+    Without it every operation would be a program of its own, to be compiled at its first call.
+    """
+
+    def decorate(method: Callable) -> Callable:
+        compiled_method = program("often", static_argnames=static)(method)
+
+        @functools.wraps(method)
+        def call(self: "Drawn", *arguments: Any, **settings: Any) -> Any:
+            if is_tracing():
+                return method(self, *arguments, **settings)
+            return compiled_method(self.bare(), *arguments, **settings)
+
+        return call
+
+    return decorate
+
+
+class Drawn(OfKernels):
+    """A distribution of subsets that a :class:`~numpyro_ndpp.samplers.Sampler` draws from."""
+
+    pytree_data_fields: tuple[str, ...] = ("_prepared",)
+
+    log_normalizer: Any
+    _prepared: Any = None  # by prepare(); goes through jit
+    _cached: Any = None  # by the first sample; does not
+
+    def bare(self) -> Self:
+        """The distribution without what only draws need: what is compiled for one sampler serves all."""
+        bare = copy.copy(self)
+        bare.sampler = None  # type: ignore[assignment]  # nothing is drawn from it
+        bare._prepared, bare._cached, bare._validate_args = None, None, False
+        return bare
+
+    def prepare(self) -> Self:
+        """The same distribution with the sampler's preprocessing done and carried along.
+
+        It is a pytree like any other distribution: passed to a jitted function, its tree and features are arguments of
+        that function, and every call of :meth:`sample` in it does without the O(n d²) of the preprocessing. Outside jit
+        :meth:`sample` keeps the preprocessing of its first call in any case.
+
+        >>> import jax
+        >>> from jax import random
+        >>> from numpyro_ndpp import KNDPP
+        >>> V, B, D = (random.normal(random.key(i), s) for i, s in enumerate([(40, 2), (40, 2), (2, 2)]))
+        >>> law = KNDPP(V, B, D, k=3).prepare()
+        >>> jax.jit(lambda law, key: law.sample(key, (5,)))(law, random.key(3)).shape
+        (5, 3)
+        """
+        prepared = copy.copy(self)
+        prepared._prepared = self.prepared_state()
+        return prepared
+
+    def with_sampler(self, sampler: Sampler) -> Self:
+        """The same distribution, drawn from by another sampler."""
+        other = copy.copy(self)
+        other.sampler, other._prepared, other._cached = check_sampler(sampler), None, None
+        return other
+
+    def prepared_state(self) -> Any:
+        """What the sampler has prepared, each of its arrays with the batch's dimensions in front."""
+        state = self._cached if self._prepared is None else self._prepared
+        if state is not None:
+            return state
+        state, is_known = self.once_where_known(self._prepare_now)
+        if is_known:
+            self._cached = state
+        return state
+
+    def once_where_known(self, prepare: Callable[[], Any]) -> tuple[Any, bool]:
+        """What ``prepare`` makes of the target, and whether it is known: then it is made once, within jit too."""
+        if not is_tracing():
+            return prepare(), self._is_known()
+        with jax.ensure_compile_time_eval():
+            if self._is_known():
+                return prepare(), True
+        return prepare(), False
+
+    def _is_known(self) -> bool:
+        return all(map(not_jax_tracer, jax.tree.leaves(self.target)))
+
+    def _prepare_now(self) -> Any:
+        # A draw has no derivative, and what leads to it need not carry one along.
+        target = lax.stop_gradient(self.target.broadcast_to(self.batch_shape))
+        prepare = _prepare_many if self.batch_shape or target.items.size else _prepare_one
+        return prepare(self.sampler, len(self.batch_shape), target)
+
+    def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
+        """Draws of shape ``sample_shape + batch_shape + event_shape``, int32, by the distribution's ``sampler``.
+
+        A draw that cannot be made is -1 throughout: no subset of an allowed size has positive probability, or the
+        sampler gave up. Outside jit a warning says how many there are, and why.
+
+        :raises ValueError: outside jit, if no draw could be made.
+        """
+        if not hasattr(key, "dtype"):
+            raise ValueError(f"key must be a JAX random key, got {key!r}")
+        if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+            key = random.wrap_key_data(key)
+        num_draws, num_kernels = math.prod(sample_shape), math.prod(self.batch_shape)
+        if num_draws * num_kernels == 0:
+            return jnp.zeros(self.shape(tuple(sample_shape)), jnp.int32)
+        state = self.prepared_state()
+        if self.batch_shape:
+            num_dims = len(self.batch_shape)
+            states = jax.tree.map(lambda array: array.reshape(num_kernels, *array.shape[num_dims:]), state)
+            draws = batching.sample(self.sampler, states, num_kernels, key, num_draws).swapaxes(0, 1)
+        else:
+            draws = batching.sample(self.sampler, state, None, key, num_draws)
+        draws = draws.reshape(self.shape(tuple(sample_shape)))
+        if not_jax_tracer(draws):
+            self._check_draws(np.asarray(draws), state)
+        return jax.device_put(draws) if isinstance(draws, np.ndarray) else draws
+
+    def _check_draws(self, draws: np.ndarray, state: Any) -> None:
+        """A warning if some of the draws (..., w) could not be made, a ValueError if none could."""
+        if self.target.width == 0:  # a value without items cannot show it
+            failed = np.broadcast_to(self.log_normalizer == -jnp.inf, draws.shape[:-1])
+        else:
+            failed = draws[..., 0] < 0
+        if not failed.any():
+            return
+        if np.isnan(self.log_normalizer).any():
+            reason = "the kernel has NaN"
+        elif (self.log_normalizer == -jnp.inf).any():
+            reason = "they have probability zero"
+        else:
+            reason = self.sampler.failure(state)
+        drawn_by = f"of {self.sizes_in_words()} items could be drawn by {self.sampler} from this kernel: {reason}"
+        if failed.all():
+            raise ValueError(f"no subset {drawn_by}")
+        warnings.warn(
+            f"{failed.sum()} of {failed.size} draws are -1 throughout, because no subset {drawn_by}", stacklevel=3
+        )
+
+    def sizes_in_words(self) -> str:
+        """The sizes that are allowed, for messages: "3", or "0 to 8"."""
+        (low, high), num_pinned = self.target.sizes, self.target.items.shape[-1]
+        low, high = max(0, low - num_pinned), high - self.target.num_certain
+        return str(low) if low == high else f"{low} to {high}"

@@ -1,0 +1,92 @@
+"""A distribution of subsets over vectors of zeros and ones: the same one, seen as a random 0/1 vector."""
+
+from functools import partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from numpyro.distributions import Distribution, constraints
+from numpyro.distributions.batch_util import promote_batch_shape, vmap_over
+from numpyro.distributions.util import validate_sample
+
+from numpyro_ndpp.of_kernels import Shape
+from numpyro_ndpp.subsets import items_of_mask, to_multihot
+
+__all__ = ["Multihot"]
+
+
+@partial(jax.jit, static_argnums=1)
+def _items_of_value(value: Array, width: int) -> Array:
+    """Padded subsets (..., width) of vectors (..., n) of zeros and ones; -1 throughout for other vectors."""
+    is_inside = jnp.all((value == 0) | (value == 1), axis=-1)
+    return items_of_mask(jnp.where(is_inside[..., None], value.astype(jnp.int32), -1), width)
+
+
+class Multihot(Distribution):
+    """A subset distribution over vectors (..., n) of zeros and ones, as its ``multihot()`` gives it.
+
+    >>> import jax.numpy as jnp
+    >>> from numpyro_ndpp import NDPP
+    >>> law = NDPP(jnp.eye(3), jnp.zeros((3, 1)), jnp.zeros((1, 1)))
+    >>> [f"{p:.3f}" for p in law.multihot().mean]
+    ['0.500', '0.500', '0.500']
+    >>> f"{jnp.exp(law.multihot().log_prob(jnp.array([1, 0, 1]))):.3f}"
+    '0.125'
+    """
+
+    arg_constraints: ClassVar[dict[str, Any]] = {}
+    pytree_data_fields = ("base_dist",)
+    reparametrized_params: ClassVar[list[str]] = []
+    support = constraints.independent(constraints.boolean, 1)
+    base_dist: Any
+
+    def __init__(self, base_dist: Any, *, validate_args: bool | None = None) -> None:
+        self.base_dist = base_dist
+        super().__init__(base_dist.batch_shape, (base_dist.num_items,), validate_args=validate_args)
+
+    @property
+    def has_rsample(self) -> bool:
+        return False
+
+    def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
+        """Draws of shape ``sample_shape + batch_shape + (n,)``, int32."""
+        return to_multihot(self.base_dist.sample(key, sample_shape), self.base_dist.num_items)
+
+    @validate_sample
+    def log_prob(self, value: ArrayLike, intermediates: list[Any] | None = None) -> Array:
+        """Log-probability of vectors (..., n) of zeros and ones; -inf for one of a size that is not allowed."""
+        value = value if isinstance(value, np.ndarray) else jnp.asarray(value)
+        n = self.base_dist.num_items
+        if value.shape[-1:] != (n,):
+            raise ValueError(f"value must have one entry for each of the {n} items, got shape {value.shape}")
+        # Where only the empty subset is allowed, there is room for an item all the same, to say that it is too many.
+        return self.base_dist.log_prob(_items_of_value(value, max(1, self.base_dist.max_size)))
+
+    @property
+    def mean(self) -> Array:
+        """The inclusion probabilities."""
+        return self.base_dist.inclusion_probs()
+
+    @property
+    def variance(self) -> Array:
+        """p (1 - p) of the inclusion probabilities p."""
+        p = self.mean
+        return p * (1 - p)
+
+    @property
+    def mode(self) -> Array:
+        """The greedy MAP subset."""
+        return to_multihot(self.base_dist.mode, self.base_dist.num_items)
+
+
+@vmap_over.register
+def _vmap_over_multihot(dist: Multihot, **axes: int | None) -> Any:
+    return vmap_over.dispatch(Distribution)(dist, base_dist=vmap_over(dist.base_dist, **axes))
+
+
+@promote_batch_shape.register
+def _promote_batch_shape_multihot(dist: Multihot) -> Multihot:
+    return Multihot(promote_batch_shape(dist.base_dist), validate_args=dist._validate_args)

@@ -1,0 +1,125 @@
+"""What a distribution of subsets is of: a kernel or a batch of them, the allowed sizes, pinned and excluded items."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from numpyro.distributions import Distribution
+from numpyro.distributions.util import lazy_property
+
+from numpyro_ndpp.conditioning import are_distinct, sorted_together
+from numpyro_ndpp.constraints import subset
+from numpyro_ndpp.kernel import Kernel, without
+from numpyro_ndpp.samplers.base import Sampler, check_sampler
+from numpyro_ndpp.target import Target
+
+__all__ = ["OfKernels", "Shape"]
+
+Shape = tuple[int, ...]
+
+
+@jax.jit
+def _without(X: Array, items: Array) -> Array:
+    return jnp.vectorize(without, signature="(n,d),(m)->(n,d)")(X, items)
+
+
+class OfKernels(Distribution):
+    """P(S) ∝ det L_S over the subsets of an allowed size that hold the pinned items and none of the excluded ones.
+
+    :param batch_shape: the batch's shape.
+    :param sizes: the smallest and the largest size.
+    """
+
+    reparametrized_params: ClassVar[list[str]] = []
+    pytree_data_fields: tuple[str, ...] = ("_pinned", "_excluded")
+    pytree_aux_fields: tuple[str, ...] = ("whole_sizes", "num_certain", "sampler")
+    has_enumerate_support = False
+
+    sampler: Sampler
+    X: Any
+    W: Any
+    whole_sizes: tuple[int, int]
+    """The smallest and largest size of a subset with its pinned items."""
+    num_certain: int
+    """How many of the pinned items are known to be no padding."""
+    _pinned: Array | None  # None where there is none: then the pytree has no leaf for it
+    _excluded: Array | None
+
+    def __init__(
+        self, batch_shape: Shape, sizes: tuple[int, int], sampler: Sampler, validate_args: bool | None
+    ) -> None:
+        self.whole_sizes, self.num_certain, self._pinned, self._excluded = sizes, 0, None, None
+        self.sampler = check_sampler(sampler)
+        super().__init__(batch_shape, sizes[1:], validate_args=validate_args)
+
+    @property
+    def num_items(self) -> int:
+        """The number n of items."""
+        return self.X.shape[-2]
+
+    @property
+    def rank(self) -> int:
+        """The number d of features, the largest rank that the kernel can have."""
+        return self.X.shape[-1]
+
+    @property
+    def min_size(self) -> int:
+        """The smallest number of items that a value can have."""
+        return max(0, self.whole_sizes[0] - self.pinned.shape[-1])
+
+    @property
+    def max_size(self) -> int:
+        """The largest number of items that a value can have, the length of the event.
+
+        Where the size varies, pinned items may be padding: then there is room for as many as a whole subset has.
+        """
+        low, high = self.whole_sizes
+        return high - (self.pinned.shape[-1] if low == high else 0)
+
+    @property
+    def pinned(self) -> Array:
+        """The items (..., j), padded with n, that are in every subset beside its value."""
+        return jnp.zeros(0, jnp.int32) if self._pinned is None else self._pinned
+
+    @property
+    def excluded(self) -> Array:
+        """The items (..., m), padded with n, that are in no subset."""
+        return jnp.zeros(0, jnp.int32) if self._excluded is None else self._excluded
+
+    @property
+    def inner_block(self) -> Array:
+        """K (..., d₂, d₂) with W = Diag(I, K)."""
+        return self.W
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel, or a batch of kernels; the rows of excluded items are zero."""
+        return Kernel(self._rows, self.W, self.inner_block)
+
+    @lazy_property
+    def _rows(self) -> Array:
+        return self.X if self._excluded is None else _without(self.X, self._excluded)
+
+    @property
+    def target(self) -> Target:
+        """What samplers draw from: the kernel, the pinned items and the allowed sizes."""
+        return Target(self.kernel, self.pinned, self.whole_sizes, self.num_certain)
+
+    @property
+    def support(self) -> Any:
+        """Increasing item numbers, filled up with n, of an allowed number."""
+        return subset(self.num_items, self.min_size, self.max_size)
+
+    def contains(self, value: Array) -> Array:
+        """Which of the values (..., m) are in the support, beside the pinned items."""
+        inside = self.support(value)
+        if self._pinned is None:
+            return inside
+        together, (low, high) = self.with_pinned(value), self.whole_sizes
+        size = jnp.sum(together < self.num_items, axis=-1)
+        return inside & (size >= low) & (size <= high) & are_distinct(together, self.num_items)
+
+    def with_pinned(self, subsets: Array) -> Array:
+        """The subsets (..., m) and the pinned items, increasing."""
+        return subsets if self._pinned is None else sorted_together(subsets, self._pinned)

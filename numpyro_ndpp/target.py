@@ -1,0 +1,143 @@
+r"""What is computed and drawn for one kernel: the subsets of an allowed size that hold the pinned items.
+
+With J the pinned items, usually none, and T = S∖J the others,
+
+.. math:: P(T) = \det L_{J∪T} \Big/ \sum_{T'} \det L_{J∪T'} \qquad\text{over } low \le |J∪T| \le high .
+
+The items stay a part of the target rather than of a conditional kernel, which need not exist.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from numpyro_ndpp.kernel import Kernel, marginal_matrix, rows_of
+from numpyro_ndpp.linalg import matmul
+from numpyro_ndpp.minors import log_minors
+
+# The dimensions of X, W, K and the pinned items, as jnp.vectorize has them.
+_DIMS = "(n,d)", "(d,d)", "(e,e)", "(j)"
+
+
+class Pinned(NamedTuple):
+    """Items that are in every subset: their features (j, d), zero where there is none, and which there are (j,)."""
+
+    rows: Array
+    present: Array
+
+    @classmethod
+    def of(cls, X: Array, items: Array) -> "Pinned":
+        """The items (j,), padded with n."""
+        return cls(rows_of(X, items), items < len(X))
+
+    @property
+    def number(self) -> Array:
+        return jnp.sum(self.present)
+
+    def log_prob(self, Z: Array) -> Array:
+        """log det (X Z Xᵀ)_J, which is log P(J ⊆ S) if X Z Xᵀ is the marginal kernel; -inf where zero to rounding."""
+        num_rows = len(self.rows)
+        items = jnp.sort(jnp.where(self.present, jnp.arange(num_rows), num_rows))
+        return log_minors(Kernel.of(self.rows, Z), items[None])[0]
+
+    def marginal_matrix(self, W: Array, C: Array) -> Array:
+        """Z of the marginal kernel given these items, Z - Z X_Jᵀ (X_J Z X_Jᵀ)⁻¹ X_J Z, which always exists. O(d³)."""
+        Z = marginal_matrix(W, C)
+        if len(self.rows) == 0:
+            return Z
+        left = matmul(self.rows, Z)
+        minor = matmul(left, self.rows.T) + jnp.diag((~self.present).astype(Z.dtype))
+        return Z - matmul(matmul(Z, self.rows.T), jnp.linalg.solve(minor, left))
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["kernel", "items"], meta_fields=["sizes", "num_certain"])
+@dataclass(frozen=True)
+class Target:
+    """P(T) ∝ det L_{J∪T} over the sets T of other items than J, with J∪T of an allowed size."""
+
+    kernel: Kernel
+    items: Array  # (j,) the pinned items J, padded with n
+    sizes: tuple[int, int] = field(metadata={"static": True})  # the smallest and the largest J∪T
+    num_certain: int = field(metadata={"static": True})  # how many of the items are known to be no padding
+
+    @classmethod
+    def of(cls, kernel: Kernel, low: int, high: int) -> "Target":
+        """Subsets of low to high items, none of them pinned."""
+        return cls(kernel, jnp.zeros(0, jnp.int32), (low, high), 0)
+
+    @property
+    def pinned(self) -> Pinned:
+        return Pinned.of(self.kernel.X, self.items)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether there is one size. Then no pinned item is padding, and T has one size too."""
+        return self.sizes[0] == self.sizes[1]
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether every subset that holds the pinned items has an allowed size."""
+        return self.num_certain >= self.sizes[0] and self.sizes[1] == self.kernel.max_rank
+
+    @property
+    def width(self) -> int:
+        """The room for T."""
+        return self.sizes[1] - (self.items.shape[-1] if self.is_fixed else 0)
+
+    @property
+    def limits(self) -> tuple[Array, Array]:
+        """The smallest and the largest number of items in T; the smallest may be negative."""
+        number = jnp.sum(self.items < self.kernel.num_items)
+        return self.sizes[0] - number, self.sizes[1] - number
+
+    def broadcast_to(self, batch_shape: tuple[int, ...]) -> "Target":
+        """A batch of targets, with arrays that all have its dimensions."""
+
+        def broadcast(array: Array, num_dims: int) -> Array:
+            shape = (*batch_shape, *array.shape[array.ndim - num_dims :])
+            return array if array.shape == shape else jnp.broadcast_to(array, shape)
+
+        kernel = Kernel(*(broadcast(array, 2) for array in self.kernel))
+        return replace(self, kernel=kernel, items=broadcast(self.items, 1))
+
+    def with_items(self, items: Array, num_certain: int) -> "Target":
+        """The items (j,) pinned in place of the others."""
+        return replace(self, items=items, num_certain=num_certain)
+
+
+def per_kernel(function: Callable[[Target], Array], target: Target, out: str) -> Array:
+    """``function(target)`` for every kernel of a batch, whose arrays need not all have its dimensions.
+
+    :param out: the dimensions of its result, as ``jnp.vectorize`` has them: ``"(n)"``.
+    """
+    leaves, structure = jax.tree.flatten(target)
+    of_leaves = jnp.vectorize(
+        lambda *leaves: function(jax.tree.unflatten(structure, leaves)), signature=f"{','.join(_DIMS)}->{out}"
+    )
+    return of_leaves(*leaves)
+
+
+def per_subset(
+    function: Callable[[Any, Array], Array], kernels: Any, num_batch_dims: int, subsets: Array, out: str
+) -> Array:
+    """``function(kernel, subsets (s, m)) -> (s, ...)`` of subsets (..., m), broadcast with a batch of kernels.
+
+    :param kernels: a Kernel or a Target.
+    """
+    subsets = subsets.reshape((1,) * (num_batch_dims + 1 - subsets.ndim) + subsets.shape)
+    sample_dims = subsets.shape[: subsets.ndim - 1 - num_batch_dims]
+    # Kernels in front, then all the subsets of one kernel: a kernel sees its subsets together.
+    flat = subsets.reshape((math.prod(sample_dims), *subsets.shape[len(sample_dims) :]))
+    leaves, structure = jax.tree.flatten(kernels)
+    of_leaves = jnp.vectorize(
+        lambda *arrays: function(jax.tree.unflatten(structure, arrays[:-1]), arrays[-1]),
+        signature=",".join([*_DIMS[: len(leaves)], f"(s,m)->{out}"]),
+    )
+    values = jnp.moveaxis(of_leaves(*leaves, jnp.moveaxis(flat, 0, num_batch_dims)), num_batch_dims, 0)
+    return values.reshape(sample_dims + values.shape[1:])
