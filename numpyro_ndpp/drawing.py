@@ -15,8 +15,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.of_kernels import OfKernels, Shape
 from numpyro_ndpp.programs import is_tracing, program
-from numpyro_ndpp.samplers import Sampler, batching
-from numpyro_ndpp.samplers.base import check_sampler
+from numpyro_ndpp.samplers.base import Sampler, check_sampler
 from numpyro_ndpp.target import Target
 
 __all__ = ["Drawn", "compiled"]
@@ -31,6 +30,30 @@ def _prepare(sampler: Sampler, num_batch_dims: int, target: Target) -> Any:
 
 # A kernel is prepared once. What is pinned, and what a batch of kernels holds, may be others at every call.
 _prepare_one, _prepare_many = (program(runs, static_argnums=(0, 1))(_prepare) for runs in ("once", "often"))
+
+
+@program("often", static_argnums=(0, 1, 2))
+def _sample(sampler: Sampler, length: int, num_kernels: int | None, states: Any, key: Array, number: Array) -> Array:
+    """Subsets (length, w) of one kernel, or (kernels, length, w)."""
+    if num_kernels is None:
+        return sampler.sample(states, random.split(key, length), number)
+    keys = jax.vmap(lambda key: random.split(key, length))(random.split(key, num_kernels))
+    if length == 1:
+        return jax.vmap(lambda state, keys: sampler.sample(state, keys, number))(states, keys)
+    # A sampler has as many draws of one kernel at a time as memory allows.
+    return lax.map(lambda kernel: sampler.sample(kernel[0], kernel[1], number), (states, keys))
+
+
+def _draws(sampler: Sampler, states: Any, num_kernels: int | None, key: Array, num_draws: int) -> Array | np.ndarray:
+    """Subsets (draws, w) of one kernel (None), or (kernels, draws, w) of several, prepared by the sampler.
+
+    The number of draws is rounded up to a power of two for what is compiled; only as many as were asked for are made.
+    """
+    length = 2 ** (num_draws - 1).bit_length()
+    drawn = _sample(sampler, length, num_kernels, states, key, num_draws)
+    if not_jax_tracer(drawn):
+        drawn = np.asarray(drawn)  # a slice of a JAX array would be a program for each number of draws
+    return drawn[:num_draws] if num_kernels is None else drawn[:, :num_draws]
 
 
 def compiled(*static: str) -> Callable[[Callable], Callable]:
@@ -141,9 +164,9 @@ class Drawn(OfKernels):
         if self.batch_shape:
             num_dims = len(self.batch_shape)
             states = jax.tree.map(lambda array: array.reshape(num_kernels, *array.shape[num_dims:]), state)
-            draws = batching.sample(self.sampler, states, num_kernels, key, num_draws).swapaxes(0, 1)
+            draws = _draws(self.sampler, states, num_kernels, key, num_draws).swapaxes(0, 1)
         else:
-            draws = batching.sample(self.sampler, state, None, key, num_draws)
+            draws = _draws(self.sampler, state, None, key, num_draws)
         draws = draws.reshape(self.shape(tuple(sample_shape)))
         if not_jax_tracer(draws):
             self._check_draws(np.asarray(draws), state)

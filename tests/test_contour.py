@@ -4,7 +4,6 @@ Chi-square and Kolmogorov-Smirnov tests are at a false-alarm rate of 1e-4 each, 
 """
 
 import itertools
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -177,7 +176,7 @@ def test_no_item_is_repeated(d, k):
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_schedule_and_radii(dtype):
     law = KNDPP(*random_kernel(100, 16, dtype), k=12)
-    state = jax.jit(partial(Contour().prepare, min_size=12, max_size=12))(law.X, law.W)
+    state = jax.jit(Contour().prepare)(law.target)
     schedule = state.schedule
     assert schedule[0][0] == 12
     assert schedule[-1][1] == 0
@@ -248,7 +247,7 @@ def test_preprocessing_takes_little_memory():
     """At d = 200 the circles of all stages take 0.2 GB for fifty items, in float64."""
     n, d, k = 5000, 200, 50
     X, W = (jax.ShapeDtypeStruct(shape, np.float64) for shape in [(n, d), (d, d)])
-    state = jax.eval_shape(partial(Contour().prepare, min_size=k, max_size=k), X, W)
+    state = jax.eval_shape(lambda X, W: Contour().prepare(Target.of(Kernel.of(X, W), k, k)), X, W)
     assert sum(array.size * array.dtype.itemsize for array in jax.tree.leaves((state.stages, state.C))) < 2e8
 
 

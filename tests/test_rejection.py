@@ -130,7 +130,7 @@ def test_log_determinant_by_elimination(m):
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, True, None])
 def test_bad_settings(value):
-    with pytest.raises(ValueError, match="max_proposals must be (at least 1|a Python integer), got"):
+    with pytest.raises(ValueError, match=r"max_proposals must be (at least 1|a Python integer), got"):
         Rejection(value)
 
 

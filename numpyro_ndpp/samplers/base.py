@@ -1,13 +1,16 @@
 """What a distribution asks of a sampler."""
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any, Protocol
 
+import jax.numpy as jnp
 from jax import Array
 
+from numpyro_ndpp.samplers.batching import in_chunks, side_by_side
 from numpyro_ndpp.target import Target
 
-__all__ = ["HasTarget", "Sampler", "check_sampler"]
+__all__ = ["HasTarget", "OneByOne", "Sampler", "check_sampler"]
 
 
 class HasTarget(Protocol):
@@ -38,6 +41,25 @@ class Sampler(ABC):
     @abstractmethod
     def failure(self, state: Any) -> str:
         """Why a draw was not made although subsets of an allowed size have a positive probability."""
+
+
+class OneByOne(Sampler):
+    """A sampler whose draws know nothing of each other: it says how one is made, and how many go side by side."""
+
+    @abstractmethod
+    def draw(self, state: Any, key: Array) -> Array:
+        """One subset (w,), padded; -1 throughout if none could be drawn."""
+
+    @abstractmethod
+    def num_side_by_side(self, state: Any) -> int:
+        """How many draws are made at a time."""
+
+    def sample(self, state: Any, keys: Array, number: Array | int | None = None) -> Array:
+        """Subsets (s, w), one for each key; only the first ``number`` are made."""
+        if state.width == 0:
+            return jnp.zeros((len(keys), 0), jnp.int32)
+        draws, number = partial(side_by_side, partial(self.draw, state)), len(keys) if number is None else number
+        return in_chunks(draws, self.num_side_by_side(state), number, keys)
 
 
 def check_sampler(sampler: Any) -> Sampler:

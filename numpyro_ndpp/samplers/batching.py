@@ -1,7 +1,6 @@
-"""Many draws of one kernel by one program: side by side as far as memory allows, those of like sizes together.
+"""Many draws of one target by one program: side by side as far as memory allows, those of like sizes together.
 
-Outside jit the number of draws is rounded up to a power of two for what is compiled; only as many as were asked for are
-made. A draw is a function of its key alone, not of how many others are made beside it.
+A draw is a function of its key alone, not of how many others are made beside it.
 """
 
 import math
@@ -10,13 +9,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax, random
-from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.platforms import platform
-from numpyro_ndpp.programs import program
-from numpyro_ndpp.samplers.base import Sampler
 
 # No step of a draw has this number: the key of its size.
 _OF_THE_SIZE = 2**32 - 1
@@ -81,22 +76,23 @@ def by_size(draw: Callable[[Array, Array], Array], chunk: int, number: Array | i
     return jnp.zeros_like(drawn).at[order].set(drawn, unique_indices=True)
 
 
-@program("often", static_argnums=(0, 1, 2))
-def _sample(sampler: Sampler, length: int, num_kernels: int | None, states: Any, key: Array, number: Array) -> Array:
-    """Subsets (length, w) of one kernel, or (kernels, length, w)."""
-    if num_kernels is None:
-        return sampler.sample(states, random.split(key, length), number)
-    keys = jax.vmap(lambda key: random.split(key, length))(random.split(key, num_kernels))
-    if length == 1:
-        return jax.vmap(lambda state, keys: sampler.sample(state, keys, number))(states, keys)
-    # A sampler has as many draws of one kernel at a time as memory allows.
-    return lax.map(lambda kernel: sampler.sample(kernel[0], kernel[1], number), (states, keys))
+def until_accepted(
+    attempt: Callable[[Array], tuple[Array, Array]], key: Array, possible: Array, most: int, width: int
+) -> Array:
+    """The first subset (width,) that is accepted; -1 throughout if none is.
 
+    :param attempt: a subset, by a key, and whether it is accepted.
+    :param possible: whether to try at all.
+    :param most: attempts before the draw is given up.
+    """
 
-def sample(sampler: Sampler, states: Any, num_kernels: int | None, key: Array, num_draws: int) -> Array | np.ndarray:
-    """Subsets (draws, w) of one kernel (None), or (kernels, draws, w) of several, prepared by the sampler."""
-    length = 2 ** (num_draws - 1).bit_length()
-    drawn = _sample(sampler, length, num_kernels, states, key, num_draws)
-    if not_jax_tracer(drawn):
-        drawn = np.asarray(drawn)  # a slice of a JAX array would be a program for each number of draws
-    return drawn[:num_draws] if num_kernels is None else drawn[:, :num_draws]
+    def again(carry: tuple[Array, Array, Array]) -> Array:
+        number, _, accepted = carry
+        return possible & ~accepted & (number < most)
+
+    def once_more(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        return carry[0] + 1, *attempt(random.fold_in(key, carry[0]))
+
+    start = jnp.asarray(0), jnp.full(width, -1, jnp.int32), jnp.asarray(False)
+    _, subset, accepted = lax.while_loop(again, once_more, start)
+    return jnp.where(accepted, subset, -1)

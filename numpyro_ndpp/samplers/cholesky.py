@@ -25,8 +25,8 @@ from jax import Array, lax, random
 from numpyro_ndpp.kernel import Kernel, marginal_matrix, rows_of, without
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.minors import log_minor
-from numpyro_ndpp.samplers.base import Sampler
-from numpyro_ndpp.samplers.batching import in_chunks, side_by_side
+from numpyro_ndpp.samplers.base import OneByOne
+from numpyro_ndpp.samplers.batching import until_accepted
 from numpyro_ndpp.size_law import log_scales_of_mean_size, log_weights_of_sizes
 from numpyro_ndpp.target import Pinned, Target
 
@@ -94,7 +94,7 @@ def _is_possible(state: CholeskyState, subset: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Cholesky(Sampler):
+class Cholesky(OneByOne):
     """Exact sampler, O(n d²) a draw: a sweep over all items that takes or leaves each of them.
 
     With limits on the size (a KNDPP included) a draw takes several sweeps, on average about two and a half standard
@@ -127,10 +127,6 @@ class Cholesky(Sampler):
     def draw(self, state: CholeskyState, key: Array) -> Array:
         """One subset, padded; -1 throughout if none of an allowed size was found."""
         X, W, C = state.others, state.W, state.C
-        n = len(X)
-        if state.width == 0:
-            return jnp.zeros(0, jnp.int32)
-
         size_logits, log_scales = state.size_logits, state.log_scales
         if size_logits is None or log_scales is None:
             log_scale, wanted = jnp.zeros((), X.dtype), None
@@ -143,33 +139,19 @@ class Cholesky(Sampler):
             log_scale, possible = log_scales[wanted], jnp.any(size_logits > -jnp.inf)
         Z = state.pinned.marginal_matrix(jnp.exp(log_scale) * W, C)
 
-        def again(carry: tuple[Array, Array, Array]) -> Array:
-            number, _, accepted = carry
-            return possible & ~accepted & (number < _MAX_SWEEPS)
-
-        def once_more(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            number, _, _ = carry
-            sweep_key = random.fold_in(key, number)
-            if wanted is None:
-                sweep_key = jnp.where(number == 0, key, sweep_key)  # there is hardly ever a second sweep
-            subset, size = _sweep(X, Z, state.width, sweep_key)
+        def attempt(key: Array) -> tuple[Array, Array]:
+            subset, size = _sweep(X, Z, state.width, key)
             # Rounding may lead a sweep to a subset that is impossible.
             accepted = _is_possible(state, subset)
-            return number + 1, subset, accepted if wanted is None else accepted & (size == wanted)
+            return subset, accepted if wanted is None else accepted & (size == wanted)
 
-        start = (jnp.asarray(0), jnp.full(state.width, n, jnp.int32), jnp.asarray(False))
-        _, subset, accepted = lax.while_loop(again, once_more, start)
-        return jnp.where(accepted, subset, -1)
+        return until_accepted(attempt, key, possible, _MAX_SWEEPS, state.width)
 
     def failure(self, state: CholeskyState) -> str:
         """Why a draw was not made."""
         return f"none was met in {_MAX_SWEEPS:,} sweeps"
 
-    def sample(self, state: CholeskyState, keys: Array, number: Array | int | None = None) -> Array:
-        """Subsets (s, width), one for each key; only the first ``number`` are made."""
+    def num_side_by_side(self, state: CholeskyState) -> int:
+        """How many draws are made at a time."""
         n, d = state.others.shape
-        bytes_per_draw = state.others.dtype.itemsize * 8 * (n + d * d)
-        chunk = max(1, _SIDE_BY_SIDE_BYTES // bytes_per_draw)
-        return in_chunks(
-            partial(side_by_side, partial(self.draw, state)), chunk, len(keys) if number is None else number, keys
-        )
+        return max(1, _SIDE_BY_SIDE_BYTES // (state.others.dtype.itemsize * 8 * (n + d * d)))

@@ -42,7 +42,7 @@ from jax import Array, lax, random
 
 from numpyro_ndpp.kernel import rows_of
 from numpyro_ndpp.normalizer import HALF_AN_ITEM, log_normalizer, pencil, size_moments, solve_log_scale
-from numpyro_ndpp.samplers.base import Sampler
+from numpyro_ndpp.samplers.base import OneByOne
 from numpyro_ndpp.samplers.batching import chunk_size, in_chunks, side_by_side
 from numpyro_ndpp.samplers.circle import (
     STAGE_LENGTH,
@@ -162,7 +162,7 @@ def _empty_draw(n: int, width: int, num_upper: int, dtype: jnp.dtype, pinned: Ar
 
 
 @dataclass(frozen=True)
-class Contour(Sampler):
+class Contour(OneByOne):
     """Exact sampler for a fixed size, at a cost that hardly depends on n: one descent of the tree for each item.
 
     After preprocessing of O(n d² + J d³) a draw of k items costs O(J k² d²) in matrix products, plus k descents of O(d²
@@ -237,16 +237,18 @@ class Contour(Sampler):
         limits = highs, lows, jnp.append(lows[1:], 0)
         return lax.scan(next_stage, (log_radius, pilot), limits)[1]
 
-    def sample(self, state: ContourState, keys: Array, number: Array | int | None = None) -> Array:
-        """Subsets (s, w), one for each key; only the first ``number`` are made."""
-        if state.width == 0:
-            return jnp.zeros((len(keys), 0), jnp.int32)
-        draws = partial(side_by_side, lambda key: _draw(state, key)[0])
-        return in_chunks(draws, _chunk_size(state), len(keys) if number is None else number, keys)
+    def draw(self, state: ContourState, key: Array) -> Array:
+        """One subset (w,)."""
+        return _draw(state, key)[0]
+
+    def num_side_by_side(self, state: ContourState) -> int:
+        """How many draws are made at a time, by their factors."""
+        d, num_upper = len(state.C), state.stages.weights.shape[-1]
+        return chunk_size(8 * state.C.dtype.itemsize * d * (d + num_upper * (state.width + len(state.pinned))))
 
     def sample_with_info(self, state: ContourState, keys: Array) -> tuple[Array, ContourInfo]:
         """Subsets (s, w) as from :meth:`sample`, and how each draw went; no numbers where none could be made."""
-        return in_chunks(partial(side_by_side, partial(_draw, state)), _chunk_size(state), len(keys), keys)
+        return in_chunks(partial(side_by_side, partial(_draw, state)), self.num_side_by_side(state), len(keys), keys)
 
     def failure(self, state: ContourState) -> str:
         """Why a draw was not made."""
@@ -254,12 +256,6 @@ class Contour(Sampler):
             "their probability is so small beside those of other sizes that nothing but rounding is left of it in "
             f"{state.C.dtype}"
         )
-
-
-def _chunk_size(state: ContourState) -> int:
-    """How many draws are made side by side, by their factors."""
-    d, num_upper = len(state.C), state.stages.weights.shape[-1]
-    return chunk_size(8 * state.C.dtype.itemsize * d * (d + num_upper * (state.width + len(state.pinned))))
 
 
 def _draw(state: ContourState, key: Array) -> tuple[Array, ContourInfo]:

@@ -1,20 +1,19 @@
 """Exact draws of every distribution, by the engine that is best for it."""
 
 from dataclasses import dataclass
-from functools import partial
 
 from jax import Array
 
 from numpyro_ndpp.platforms import platform
-from numpyro_ndpp.samplers.base import Sampler
-from numpyro_ndpp.samplers.batching import chunk_size, in_chunks, side_by_side
+from numpyro_ndpp.samplers.base import OneByOne
+from numpyro_ndpp.samplers.batching import chunk_size
 from numpyro_ndpp.samplers.contour import Contour, ContourState
 from numpyro_ndpp.samplers.leap import LeapState, draw_by_leaps, prepare_leap
 from numpyro_ndpp.target import Target
 
 
 @dataclass(frozen=True)
-class Exact(Sampler):
+class Exact(OneByOne):
     """Exact, independent draws of every distribution, at a cost that hardly depends on n: no chain, no rejection.
 
     A fixed size is drawn by :class:`Contour`, sizes that vary by leaping from item to item (:mod:`.leap`), which takes
@@ -32,13 +31,15 @@ class Exact(Sampler):
         """What every draw needs: O(n d²) once."""
         return Contour().prepare(target) if target.is_fixed else prepare_leap(target)
 
-    def sample(self, state: ContourState | LeapState, keys: Array, number: Array | int | None = None) -> Array:
-        """Subsets (s, w), one for each key; only the first ``number`` are made."""
+    def draw(self, state: ContourState | LeapState, key: Array) -> Array:
+        """One subset (w,)."""
+        return Contour().draw(state, key) if isinstance(state, ContourState) else draw_by_leaps(state, key)
+
+    def num_side_by_side(self, state: ContourState | LeapState) -> int:
+        """How many draws are made at a time."""
         if isinstance(state, ContourState):
-            return Contour().sample(state, keys, number)
-        chunk = 1 if platform().draws_alone else chunk_size(state.R.dtype.itemsize * 16 * state.R.size)
-        draws = partial(side_by_side, partial(draw_by_leaps, state))
-        return in_chunks(draws, chunk, len(keys) if number is None else number, keys)
+            return Contour().num_side_by_side(state)
+        return 1 if platform().draws_alone else chunk_size(state.R.dtype.itemsize * 16 * state.R.size)
 
     def failure(self, state: ContourState | LeapState) -> str:
         """Why a draw was not made."""

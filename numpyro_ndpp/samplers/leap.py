@@ -42,6 +42,7 @@ from jax import Array, lax, random
 from numpyro_ndpp.kernel import rows_of, without
 from numpyro_ndpp.linalg import matmul, right_divide
 from numpyro_ndpp.normalizer import HALF_AN_ITEM, log_normalizer, pencil, solve_log_scale
+from numpyro_ndpp.samplers.batching import until_accepted
 from numpyro_ndpp.samplers.tree import leaf_shape, pack, pack_query, pick, sums_of_leaves, symmetric_part, unpack
 from numpyro_ndpp.target import Pinned, Target
 
@@ -283,18 +284,4 @@ def prepare_leap(target: Target) -> LeapState:
 
 def draw_by_leaps(state: LeapState, key: Array) -> Array:
     """One subset (w,), padded; -1 throughout if none could be drawn."""
-    n, width = len(state.X), state.width
-    if width == 0:
-        return jnp.zeros(0, jnp.int32)
-
-    def again(carry: tuple[Array, Array, Array]) -> Array:
-        number, _, accepted = carry
-        return state.possible & ~accepted & (number < _MAX_ATTEMPTS)
-
-    def once_more(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        number, _, _ = carry
-        return number + 1, *_attempt(state, random.fold_in(key, number))
-
-    start = jnp.asarray(0), jnp.full(width, n, jnp.int32), jnp.asarray(False)
-    _, items, accepted = lax.while_loop(again, once_more, start)
-    return jnp.where(accepted, items, -1)
+    return until_accepted(partial(_attempt, state), key, state.possible, _MAX_ATTEMPTS, state.width)

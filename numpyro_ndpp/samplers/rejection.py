@@ -25,14 +25,14 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax, random
+from jax import Array, random
 
 from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.kernel import Kernel, rows_of
 from numpyro_ndpp.linalg import log_determinant, matmul
 from numpyro_ndpp.normalizer import log_normalizer
-from numpyro_ndpp.samplers.base import HasTarget, Sampler
-from numpyro_ndpp.samplers.batching import chunk_size, in_chunks, side_by_side
+from numpyro_ndpp.samplers.base import HasTarget, OneByOne
+from numpyro_ndpp.samplers.batching import chunk_size, until_accepted
 from numpyro_ndpp.samplers.proposal import (
     SymmetricKernel,
     decompose,
@@ -102,7 +102,7 @@ def _expected_proposals(target: Target) -> Array:
 
 
 @dataclass(frozen=True)
-class Rejection(Sampler):
+class Rejection(OneByOne):
     r"""Exact sampler by rejection (Han et al., ICLR 2022), for all laws; for symmetric kernels it never rejects.
 
     A proposal of k items costs O(k d² log n) after preprocessing of O(n d² + J d³). Their expected number grows
@@ -144,12 +144,9 @@ class Rejection(Sampler):
     def draw(self, state: RejectionState, key: Array) -> Array:
         """One subset, padded; -1 throughout if none was accepted."""
         n = len(state.tree.X)
-        if state.width == 0:
-            return jnp.zeros(0, jnp.int32)
 
-        def propose(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            number, _, _ = carry
-            size_key, items_key, accept_key = random.split(random.fold_in(key, number), 3)
+        def propose(key: Array) -> tuple[Array, Array]:
+            size_key, items_key, accept_key = random.split(key, 3)
             size = random.categorical(size_key, state.size_logits)
             items, found = draw_k_dpp(state.tree, state.kernel, state.table, size, items_key, state.pinned)
             together = jnp.append(state.pinned.astype(items.dtype), items)
@@ -162,22 +159,13 @@ class Rejection(Sampler):
             # What is zero but for rounding is never accepted.
             possible = log_ratio > jnp.log(8 * jnp.sum(together < n) * jnp.finfo(rows.dtype).eps)
             accepted = found & possible & (jnp.log(random.uniform(accept_key, (), rows.dtype)) < log_ratio)
-            return number + 1, items.astype(jnp.int32), accepted
+            return jnp.sort(items).astype(jnp.int32), accepted
 
-        def unfinished(carry: tuple[Array, Array, Array]) -> Array:
-            number, _, accepted = carry
-            return (state.log_expected < jnp.inf) & ~accepted & (number < self.max_proposals)
+        return until_accepted(propose, key, state.log_expected < jnp.inf, self.max_proposals, state.width)
 
-        start = (jnp.asarray(0), jnp.full(state.width, n, jnp.int32), jnp.asarray(False))
-        _, items, accepted = lax.while_loop(unfinished, propose, start)
-        return jnp.where(accepted, jnp.sort(items), -1)
-
-    def sample(self, state: RejectionState, keys: Array, number: Array | int | None = None) -> Array:
-        """Subsets (s, w), one for each key; only the first ``number`` are made."""
-        chunk = chunk_size(state.W.dtype.itemsize * 8 * state.W.size)
-        return in_chunks(
-            partial(side_by_side, partial(self.draw, state)), chunk, len(keys) if number is None else number, keys
-        )
+    def num_side_by_side(self, state: RejectionState) -> int:
+        """How many draws are made at a time."""
+        return chunk_size(state.W.dtype.itemsize * 8 * state.W.size)
 
     def failure(self, state: RejectionState) -> str:
         """Why a draw was not made."""
