@@ -1,31 +1,60 @@
-"""Checks of arguments that several modules share, with errors that name the argument and what is allowed."""
+"""Checks of arguments. Every error names the argument, what is allowed and what was given."""
 
+import math
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
-from numpyro_ndpp.samplers.base import Sampler
+if TYPE_CHECKING:
+    from numpyro_ndpp.samplers.base import Sampler
 
-__all__ = ["check_sampler", "floating", "static_int"]
+__all__ = ["check_sampler", "finite_float", "floating", "static_int"]
 
 
-def static_int(name: str, value: Any, low: int, high: int, meaning: str) -> int:
-    """``value`` as a Python int between low and high, or a ValueError that says what is allowed."""
+def static_int(name: str, value: Any, low: int, high: int | None = None, meaning: str = "") -> int:
+    """``value`` as a Python int from low to high, which may have a meaning; None is no limit.
+
+    :raises ValueError: for a number outside of them, and for what is no integer: a boolean, or a traced value.
+    """
     try:
         number = operator.index(value)
-    except (TypeError, jax.errors.JAXTypeError):
-        raise ValueError(f"{name} must be a Python integer (it sets a shape), got {value!r}") from None
-    if not low <= number <= high:
-        raise ValueError(f"{name} must be between {low} and {meaning} = {high}, got {number}")
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise ValueError(f"{name} must be a Python integer, got {value!r}")
+    if number < low or (high is not None and number > high):
+        limits = f"at least {low}" if high is None else f"between {low} and {meaning and f'{meaning} = '}{high}"
+        raise ValueError(f"{name} must be {limits}, got {number}")
     return number
 
 
-def check_sampler(sampler: Any) -> Sampler:
+def finite_float(name: str, value: Any, low: float, high: float = math.inf, *, exclusive: bool = False) -> float:
+    """``value`` as a finite Python float from low to high; an exclusive limit is not allowed itself.
+
+    :raises ValueError: for a number outside of them, an infinity or NaN, and for what is no number: a boolean, a text.
+    """
+    try:
+        number = math.nan if isinstance(value, (bool, np.bool_, str)) else float(value)
+    except (TypeError, OverflowError):
+        number = math.nan
+    inside = low < number < high if exclusive else low <= number <= high
+    if not (inside and math.isfinite(number)):
+        limits = f"above {low}" if exclusive else f"at least {low}"
+        if high < math.inf:
+            limits += f" and below {high}" if exclusive else f" and at most {high}"
+        raise ValueError(f"{name} must be a finite number {limits}, got {value!r}")
+    return number
+
+
+def check_sampler(sampler: Any) -> "Sampler":
     """The sampler; raises ValueError unless this is a sampler instance: ``UpDown()``, not ``UpDown``."""
+    from numpyro_ndpp.samplers.base import Sampler  # here, so that samplers can check their settings with this module
+
     if not isinstance(sampler, Sampler):
         raise ValueError(f"sampler must be a sampler such as UpDown() or Exact(), got {sampler!r}")
     return sampler

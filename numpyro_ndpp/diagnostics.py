@@ -17,7 +17,7 @@ improved R-hat*, Bayesian Analysis 16; Han, Gartrell, Dohmatob and Karbasi (2022
 import time
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -28,17 +28,13 @@ from tqdm.auto import tqdm
 from numpyro_ndpp.base import SubsetDistribution
 from numpyro_ndpp.chain_summary import ConvergenceWarning, summarize_chains
 from numpyro_ndpp.chains import BLOCK, begin_chains, chain_in_words, check_law, log_dets, run_block
-from numpyro_ndpp.checks import static_int
+from numpyro_ndpp.checks import finite_float, static_int
 from numpyro_ndpp.samplers.walk import StepInfo
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["ConvergenceWarning", "MixingTime", "chains_to_arviz", "mixing_time", "run_chains", "summarize_chains"]
 
 # The progress bar is drawn between blocks of draws, once a run has taken so many seconds.
 _BAR_DELAY = 3.0
-_LARGEST = 2**31 - 1
 
 
 class MixingTime(NamedTuple):
@@ -96,8 +92,8 @@ def run_chains(
     (30, (4, 50, 3))
     """
     check_law(dist)
-    num_chains = static_int("num_chains", num_chains, 1, _LARGEST, "the largest")
-    num_steps = static_int("num_steps", num_steps, 1, _LARGEST, "the largest")
+    num_chains = static_int("num_chains", num_chains, 1)
+    num_steps = static_int("num_steps", num_steps, 1)
     thin = static_int("thin", thin, 1, num_steps, "num_steps")
     walk, keys, states = begin_chains(dist, key, num_chains, init)
 
@@ -188,7 +184,7 @@ def chains_to_arviz(
     [[1, 2]]
     """
     check_law(dist)
-    max_items = static_int("max_items", max_items, 1, _LARGEST, "the largest")
+    max_items = static_int("max_items", max_items, 1)
     subsets, n = np.asarray(subsets), dist.num_items
     if subsets.ndim != 3 or not np.issubdtype(subsets.dtype, np.integer):
         raise ValueError(
@@ -270,10 +266,9 @@ def mixing_time(
     True
     """
     check_law(dist)
-    num_chains = static_int("num_chains", num_chains, 2, _LARGEST, "the largest")
-    max_steps = static_int("max_steps", max_steps, 2, _LARGEST, "the largest")
-    if not threshold > 1.0:
-        raise ValueError(f"threshold must be above one, got {threshold!r}")
+    num_chains = static_int("num_chains", num_chains, 2)
+    max_steps = static_int("max_steps", max_steps, 2)
+    threshold = finite_float("threshold", threshold, 1, exclusive=True)
     walk, keys, states = begin_chains(dist, key, num_chains, init)
     recorded: list[np.ndarray] = []
     next_look = 0.0

@@ -29,7 +29,7 @@ from numpyro.infer.util import compute_log_probs
 from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.base import Multihot, SubsetDistribution
-from numpyro_ndpp.checks import static_int
+from numpyro_ndpp.checks import finite_float, static_int
 from numpyro_ndpp.samplers import UpDown
 from numpyro_ndpp.samplers.walk import Walk
 from numpyro_ndpp.subsets import items_of_mask, to_multihot
@@ -123,10 +123,8 @@ class SubsetGibbs(MCMCKernel):
         self.sites = (site,) if isinstance(site, str) else tuple(site)
         if not self.sites or not all(isinstance(name, str) for name in self.sites):
             raise ValueError(f"site must be the name of a site or several of them, got {site!r}")
-        self.num_moves = static_int("num_moves", num_moves, 1, 2**31 - 1, "the largest")
-        if not 0.0 <= fresh <= 1.0:
-            raise ValueError(f"fresh must be between 0 and 1, got {fresh!r}")
-        self.fresh = float(fresh)
+        self.num_moves = static_int("num_moves", num_moves, 1)
+        self.fresh = finite_float("fresh", fresh, 0, 1)
         self._model = model
         self._num_warmup = 0
 

@@ -7,11 +7,9 @@ References: see :mod:`numpyro_ndpp.priors`.
 """
 
 import math
-import operator
 import os
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +20,7 @@ from jax import random
 from tqdm.auto import tqdm
 
 from numpyro_ndpp.checkpoints import fingerprint, read_arrays, write_arrays
+from numpyro_ndpp.checks import finite_float, static_int
 from numpyro_ndpp.distributions import NDPP
 from numpyro_ndpp.learner import MODELS, Learner, training_data
 from numpyro_ndpp.priors import (
@@ -153,42 +152,34 @@ def fit(
     if model not in MODELS:
         raise ValueError(f"model must be one of {sorted(MODELS)}, got {model!r}")
     kind = MODELS[model]
-    num_items, batch_size, num_steps = _integers(num_items=num_items, batch_size=batch_size, num_steps=num_steps)
-    evaluate_every, checkpoint_every = _integers(evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
-    patience, seed = _integers(patience=patience, seed=seed)
-    given = {"alpha": alpha, "beta": beta, "gamma": gamma}
-    given = {name: strength for name, strength in given.items() if strength is not None}
-    foreign = [name for name in given if name not in kind.strengths]
-    if max_proposals is not None and model != "ondpp":
-        foreign.append("max_proposals")
-    if foreign:
-        raise ValueError(f"{foreign[0]} is no setting of model={model!r}")
-    strengths = kind.strengths | dict(zip(given, _floats(**given), strict=True))
-    learning_rate, anchor = _floats(learning_rate=learning_rate, anchor=anchor)
-    max_proposals = None if max_proposals is None else _floats(max_proposals=max_proposals)[0]
+    num_items, batch_size = static_int("num_items", num_items, 1), static_int("batch_size", batch_size, 1)
+    num_steps, patience = static_int("num_steps", num_steps, 1), static_int("patience", patience, 0)
+    evaluate_every = static_int("evaluate_every", evaluate_every, 1)
+    checkpoint_every = static_int("checkpoint_every", checkpoint_every, 1)
+    seed = static_int("seed", seed, 0, 2**63 - 1, "2**63 - 1")
+    learning_rate = finite_float("learning_rate", learning_rate, 0, exclusive=True)
+    anchor = finite_float("anchor", anchor, 0)
+    given = {"alpha": alpha, "beta": beta, "gamma": gamma, "max_proposals": max_proposals}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        if name not in kind.strengths and (name, model) != ("max_proposals", "ondpp"):
+            raise ValueError(f"{name} is no setting of model={model!r}")
+        low = 1 if name == "max_proposals" else 0
+        given[name] = finite_float(name, value, low, exclusive=name in ("alpha", "beta"))
     ranks = _ranks(model, rank, num_items)
-    _check_positive(**{name: strength for name, strength in strengths.items() if name != "gamma"})
-    _check_positive(num_items=num_items, batch_size=batch_size, learning_rate=learning_rate)
-    _check_positive(num_steps=num_steps, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
-    if max_proposals is not None and not max_proposals >= 1:
-        raise ValueError(f"max_proposals must be one at least, got {max_proposals}")
-    gamma = strengths.get("gamma", 0.0)
-    for name, value in (("gamma", gamma), ("anchor", anchor), ("patience", patience), ("seed", seed)):
-        if not value >= 0:
-            raise ValueError(f"{name} must not be negative, got {value}")
-    if seed >= 2**63:
-        raise ValueError(f"seed must be below 2**63, got {seed}")
     folder = None if checkpoint is None else Path(checkpoint).resolve().parent
     if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise ValueError(f"checkpoint: {folder} is not a folder that can be written to")
     # A skew matrix of odd size is singular.
     train, held_out = _split(baskets, num_items, ranks[0] + ranks[1] // 2 * 2, validation, seed)
-    strengths = {name: strengths[name] for name in kind.strengths}
-    settings = {"model": model, "rank": list(ranks), "num_items": num_items, **strengths, "batch_size": batch_size}
-    settings |= {"num_steps": num_steps, "learning_rate": learning_rate, "evaluate_every": evaluate_every}
+    settings: dict[str, Any] = {"model": model, "rank": list(ranks), "num_items": num_items, "max_proposals": None}
+    settings |= kind.strengths | given
     settings |= {
         "anchor": anchor,
-        "max_proposals": max_proposals,
+        "batch_size": batch_size,
+        "num_steps": num_steps,
+        "learning_rate": learning_rate,
+        "evaluate_every": evaluate_every,
         "patience": patience,
         "seed": seed,
         "data": fingerprint(train, held_out),
@@ -305,50 +296,15 @@ def _read_checkpoint(path: str | Path, settings: dict[str, Any], shapes: Any) ->
     return restored, _Progress(written["step"], written["since_best"], best, history)
 
 
-def _integers(**values: Any) -> list[int]:
-    return _numbers(operator.index, "an integer", values)
-
-
-def _floats(**values: Any) -> list[float]:
-    numbers = _numbers(float, "a number", values)
-    for name, number in zip(values, numbers, strict=True):
-        if math.isinf(number):
-            raise ValueError(f"{name} must be finite, got {number}")
-    return numbers
-
-
-def _numbers(convert: Callable[[Any], Any], what: str, values: dict[str, Any]) -> list[Any]:
-    numbers = []
-    for name, value in values.items():
-        try:
-            numbers.append(convert(value))
-        except (TypeError, ValueError):
-            raise ValueError(f"{name} must be {what}, got {value!r}") from None
-    return numbers
-
-
 def _ranks(model: str, rank: int | tuple[int, int], num_items: int) -> tuple[int, int]:
-    try:
-        first, second = (
-            operator.index(number) for number in (rank if isinstance(rank, (tuple, list)) else (rank, rank))
-        )
-    except (TypeError, ValueError):
-        raise ValueError(f"rank must be a number of columns or two, of V and of B, got {rank!r}") from None
-    if model == "symmetric":
-        second = 0
-    if first < 1 or second < 0:
-        raise ValueError(f"rank must have one column of V at least and none or more of B, got {rank!r}")
-    if model == "ondpp" and second >= num_items:
-        raise ValueError(
-            f"rank: an orthogonal B has fewer columns than there are items, or V is zero, got {second} for {num_items}"
-        )
-    return first, second
-
-
-def _check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, got {value!r}")
+    pair = rank if isinstance(rank, (tuple, list)) else (rank, rank)
+    if len(pair) != 2:
+        raise ValueError(f"rank must be a number of columns or two, of V and of B, got {rank!r}")
+    # An orthogonal B of as many columns as items would leave nothing to V.
+    most = num_items - 1 if model == "ondpp" else None
+    first = static_int("rank (columns of V)", pair[0], 1)
+    second = static_int("rank (columns of B)", pair[1], 0, most, "num_items - 1")
+    return first, 0 if model == "symmetric" else second
 
 
 def _padded(name: str, baskets: Any, num_items: int, rank: int) -> np.ndarray:
@@ -370,15 +326,12 @@ def _split(baskets: Any, num_items: int, rank: int, validation: Any, seed: int) 
     padded = _padded("baskets", baskets, num_items, rank)
     if len(padded) < 2:
         raise ValueError(f"baskets: two baskets at least are needed, got {len(padded)}")
-    if isinstance(validation, (bool, float, np.floating)):
-        raise ValueError(f"validation must be baskets, or how many of them to hold out, got {validation!r}")
-    if validation is not None and not isinstance(validation, (int, np.integer)):
+    if validation is not None and not np.isscalar(validation):
         held_out = _padded("validation", validation, num_items, rank)
         if len(held_out) == 0:
             raise ValueError("validation: one basket at least is needed, got none")
         return padded, held_out
-    number = min(300, max(1, len(padded) // 10)) if validation is None else int(validation)
-    if not 0 < number < len(padded):
-        raise ValueError(f"validation must be 1 to {len(padded) - 1} of the {len(padded)} baskets, got {number}")
+    number = min(300, max(1, len(padded) // 10)) if validation is None else validation
+    number = static_int("validation (baskets, or how many)", number, 1, len(padded) - 1, "all baskets but one")
     order = np.random.default_rng(seed).permutation(len(padded))
     return padded[np.sort(order[number:])], padded[np.sort(order[:number])]

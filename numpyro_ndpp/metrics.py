@@ -22,6 +22,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import Distribution
 
 from numpyro_ndpp.base import SubsetDistribution
+from numpyro_ndpp.checks import finite_float, static_int
 from numpyro_ndpp.subsets import Subsets, as_padded, pad_subsets, to_multihot
 from numpyro_ndpp.widths import narrowing_widths
 
@@ -51,10 +52,7 @@ def _bootstrap(
 ) -> Estimate:
     """The statistic of all baskets, and the quantiles of the same of baskets drawn with replacement, from each group as
     many as it has: a mean over groups would be another one without the smallest of them."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level!r}")
-    if repeats < 0:
-        raise ValueError(f"num_bootstraps must not be negative, got {repeats!r}")
+    level, repeats = finite_float("level", level, 0, 1, exclusive=True), static_int("num_bootstraps", repeats, 0)
     rng = np.random.default_rng(seed)
     parts = [np.flatnonzero(groups == group) for group in np.unique(groups)]
     again = [

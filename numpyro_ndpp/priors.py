@@ -42,6 +42,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.transforms import AffineTransform
 from numpyro.util import not_jax_tracer
 
+from numpyro_ndpp.checks import finite_float
 from numpyro_ndpp.distributions import NDPP
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.subsets import check_items
@@ -211,8 +212,8 @@ def ondpp_prior(
     if any(map(np.ndim, (alpha, beta, gamma))):
         raise ValueError(f"alpha, beta and gamma must be one number each, got {alpha!r}, {beta!r} and {gamma!r}")
     _check_strengths(alpha, beta)
-    if not_jax_tracer(gamma) and not gamma >= 0:
-        raise ValueError(f"gamma must not be negative, got {gamma!r}")
+    if not_jax_tracer(gamma):
+        finite_float("gamma", gamma, 0)
     scale = _item_scale(counts, num_baskets)
     n, (d1, d2) = len(scale), rank
     B = orthonormalize(_flat("B_raw", n, d2) * scale)

@@ -5,7 +5,6 @@ item. JAX then does the right thing unasked: sorting keeps the fill at the end, 
 could not be made is -1 throughout, which is no subset.
 """
 
-import operator
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -15,6 +14,8 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 from numpyro.util import not_jax_tracer
+
+from numpyro_ndpp.checks import static_int
 
 Subsets = Sequence[Sequence[int] | np.ndarray] | np.ndarray | Array
 
@@ -43,7 +44,7 @@ def pad_subsets(subsets: Iterable[Sequence[int] | np.ndarray], num_items: int, w
 def _padded(
     name: str, subsets: Iterable[Sequence[int] | np.ndarray], num_items: int, width: int | None = None
 ) -> np.ndarray:
-    num_items = operator.index(num_items)
+    num_items = static_int("num_items", num_items, 0)
     try:
         rows = [np.asarray(subset) for subset in subsets]
     except TypeError:
@@ -55,7 +56,7 @@ def _padded(
         if row.size and not np.issubdtype(row.dtype, np.integer):
             raise TypeError(f"{name}: row {i} has items of type {row.dtype}; item numbers are integers")
     longest = int(lengths.max(initial=0))
-    width = longest if width is None else operator.index(width)
+    width = longest if width is None else static_int("width", width, 0)
     if longest > width:
         i = int(np.argmax(lengths > width))
         raise ValueError(f"{name}: row {i} has {lengths[i]} items, which is more than the width of {width}")

@@ -165,7 +165,10 @@ def test_impossible_items_are_last():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"level": 95}, "level must be between 0 and 1, got 95"), ({"num_bootstraps": -5}, "num_bootstraps must not be")],
+    [
+        ({"level": 95}, "level must be a finite number above 0 and below 1, got 95"),
+        ({"num_bootstraps": -5}, "num_bootstraps must be at least 0, got -5"),
+    ],
 )
 def test_bad_intervals(settings, message):
     with pytest.raises(ValueError, match=message):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpyro_ndpp.checkpoints import read_npz, write_whole
+from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.datasets.lines import MOST_DIGITS, numbered_lines
 from numpyro_ndpp.subsets import Subsets, as_padded
 
@@ -24,9 +25,6 @@ class Baskets(NamedTuple):
     baskets: list[list[int]]
     items: list[str]
     dropped: dict[str, int]
-
-
-# --- Simulated -------------------------------------------------------------------------------------------------------
 
 
 def save_baskets(path: str | Path, baskets: Subsets, items: Sequence[str]) -> None:
@@ -84,7 +82,7 @@ def load_baskets(
     >>> load_baskets(path, catalogue=["milk", "sugar", "tea"]).baskets
     [[0, 2], [2]]
     """
-    path = Path(path)
+    path, max_size = Path(path), None if max_size is None else static_int("max_size", max_size, 0)
     with path.open("rb") as file:
         is_npz = path.suffix.lower() == ".npz" or file.read(len(_ZIP)) == _ZIP
     if is_npz and catalogue is not None:
@@ -181,6 +179,3 @@ def _from_text(
             f"numbers that are meant, map(str, range({num_items})))"
         )
     return baskets, [str(number) for number in range(num_items)]
-
-
-# --- Published data --------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.datasets.files import Baskets
 from numpyro_ndpp.datasets.lines import MOST_DIGITS, numbered_lines, table_rows
 
@@ -143,7 +144,8 @@ class _Collected:
     """Pairs of a basket and an item as they are read, in two arrays of numbers."""
 
     def __init__(self, path: str | Path, max_size: int | None, *, by_number: bool = False) -> None:
-        self.path, self.max_size, self.by_number = path, max_size, by_number
+        self.path, self.by_number = path, by_number
+        self.max_size = None if max_size is None else static_int("max_size", max_size, 0)
         self.dropped: dict[str, int] = {}
         self.of_basket: dict[str, int] = {}
         self.of_item: dict[str, int] = {}

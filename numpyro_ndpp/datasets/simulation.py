@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from numpyro_ndpp.checks import finite_float, static_int
 from numpyro_ndpp.distributions import NDPP
 from numpyro_ndpp.samplers import Cholesky
 from numpyro_ndpp.subsets import unpad_subsets
@@ -51,8 +52,7 @@ def simulate_baskets(
             f"complements and substitutes must be pairs of different items from 0 to {n - 1}, none in two pairs, got "
             f"{list(complements)} and {list(substitutes)}"
         )
-    if num_baskets < 0:
-        raise ValueError(f"num_baskets must not be negative, got {num_baskets}")
+    num_baskets = static_int("num_baskets", num_baskets, 0)
     V, B, D = 0.6 * np.eye(n), np.zeros((n, num_skew)), np.zeros((num_skew, num_skew))
     for first, second in substitutes:
         V[second] = 0.95 * V[first] + 0.2 * V[second]
@@ -71,8 +71,7 @@ def _scale_of_mean_size(L: np.ndarray, expected_size: float) -> float:
     :meth:`~numpyro_ndpp.NDPP.with_expected_size` finds it for any kernel; for a dense one, by bisection in NumPy, there
     is nothing to compile.
     """
-    if not 0 < expected_size < len(L):
-        raise ValueError(f"expected_size must be between 0 and {len(L)}, both exclusive, got {expected_size}")
+    finite_float("expected_size", expected_size, 0, len(L), exclusive=True)
     eigenvalues = np.linalg.eigvals(L)
     low, high = -100.0, 100.0  # of the logarithm
     for _ in range(100):
@@ -80,6 +79,3 @@ def _scale_of_mean_size(L: np.ndarray, expected_size: float) -> float:
         scaled = np.exp(middle) * eigenvalues
         low, high = (middle, high) if np.sum(scaled / (1 + scaled)).real < expected_size else (low, middle)
     return float(np.exp(middle))
-
-
-# --- Our formats -----------------------------------------------------------------------------------------------------
