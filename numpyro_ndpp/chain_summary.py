@@ -1,4 +1,4 @@
-"""A table that judges chains of subsets: R-hat, ESS and frequencies against the exact law, and in words what is wrong.
+"""A table that judges chains of subsets: R-hat, ESS, frequencies against exact ones, and in words what is wrong.
 
 :mod:`numpyro_ndpp.diagnostics` makes the data and says which numbers a subset is judged by.
 """
@@ -21,7 +21,7 @@ _ITEMS_OF_PAIRS = 60
 
 
 class ConvergenceWarning(UserWarning):
-    """The chains do not agree with one another, or with the exact law."""
+    """The chains do not agree with one another, or with the exact distribution."""
 
 
 def _is_constant(x: np.ndarray) -> np.ndarray:
@@ -186,7 +186,7 @@ def summarize_chains(data: Any, *, num_pairs: int = 20, threshold: float = 1.05)
 
     problems = []
     if not np.isfinite(log_det).all():
-        problems.append(f"{np.sum(~np.isfinite(log_det))} of {log_det.size} draws have probability zero under the law.")
+        problems.append(f"{np.sum(~np.isfinite(log_det))} of {log_det.size} draws have probability zero.")
     problems += _problems(
         subsets,
         rows[0],

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
+from numpyro.distributions import Distribution
 
 if TYPE_CHECKING:
     from numpyro_ndpp.samplers.base import Sampler
 
-__all__ = ["check_sampler", "finite_float", "floating", "static_int"]
+__all__ = ["check_distribution", "check_sampler", "finite_float", "floating", "static_int"]
 
 
 def static_int(name: str, value: Any, low: int, high: int | None = None, meaning: str = "") -> int:
@@ -49,6 +50,18 @@ def finite_float(name: str, value: Any, low: float, high: float = math.inf, *, e
             limits += f" and below {high}" if exclusive else f" and at most {high}"
         raise ValueError(f"{name} must be a finite number {limits}, got {value!r}")
     return number
+
+
+def check_distribution(dist: Any, kind: type[Distribution]) -> None:
+    """Refuse all but a single distribution of the kind: SubsetDistribution, whose own module imports this one.
+
+    :raises TypeError: for anything else.
+    :raises ValueError: for a batch of them.
+    """
+    if not isinstance(dist, kind):
+        raise TypeError(f"dist must be an NDPP or KNDPP, or one of these conditioned, got {type(dist).__name__}")
+    if dist.batch_shape:
+        raise ValueError(f"dist must be one distribution, got a batch of shape {dist.batch_shape}")
 
 
 def check_sampler(sampler: Any) -> "Sampler":

@@ -27,8 +27,8 @@ from tqdm.auto import tqdm
 
 from numpyro_ndpp.base import SubsetDistribution
 from numpyro_ndpp.chain_summary import ConvergenceWarning, summarize_chains
-from numpyro_ndpp.chains import BLOCK, begin_chains, chain_in_words, check_law, log_dets, run_block
-from numpyro_ndpp.checks import finite_float, static_int
+from numpyro_ndpp.chains import BLOCK, begin_chains, chain_in_words, log_dets, run_block
+from numpyro_ndpp.checks import check_distribution, finite_float, static_int
 from numpyro_ndpp.samplers.walk import StepInfo
 
 __all__ = ["ConvergenceWarning", "MixingTime", "chains_to_arviz", "mixing_time", "run_chains", "summarize_chains"]
@@ -72,15 +72,15 @@ def run_chains(
     :param num_chains: how many chains.
     :param num_steps: steps of each chain. No warm-up is taken away: the data show how a chain settles.
     :param thin: steps from one recorded subset to the next; ``num_steps // thin`` are recorded.
-    :param init: where chains start. ``"uniform"``: each at a subset of its own, uniformly, more spread out than the
-        law; the greedy one where that has probability zero. ``"greedy"``: all at the greedy MAP subset. Or padded
+    :param init: where chains start. ``"uniform"``: each at a subset of its own, uniformly, more spread out than
+        draws are; the greedy one where that has probability zero. ``"greedy"``: all at the greedy MAP subset. Or padded
         subsets, (w,) or (num_chains, w).
     :param max_items: for catalogues up to this size every item has an indicator; beyond it, the items that occur, and
         of these the likeliest.
     :param progress_bar: a bar for runs of more than a few seconds.
     :return: as :func:`chains_to_arviz` gives it, with the group ``sample_stats``: ``num_rejections``, rejected
         proposals since the last recorded subset, and ``changed``, whether the subset is another one.
-    :raises ValueError: for numbers out of range, starts of probability zero, a batch of laws.
+    :raises ValueError: for numbers out of range, starts of probability zero, a batch of distributions.
 
     O(k d² + d² log n) a step and chain, and d³ where the size varies, after O(n d²) once.
 
@@ -91,7 +91,7 @@ def run_chains(
     >>> data["posterior"]["included"].sizes["item"], data["posterior"]["subset"].shape
     (30, (4, 50, 3))
     """
-    check_law(dist)
+    check_distribution(dist, SubsetDistribution)
     num_chains = static_int("num_chains", num_chains, 1)
     num_steps = static_int("num_steps", num_steps, 1)
     thin = static_int("thin", thin, 1, num_steps, "num_steps")
@@ -168,22 +168,22 @@ def chains_to_arviz(
     """Chains of padded subsets (chains, draws, w) as ArviZ data, for :func:`summarize_chains` and ArviZ itself.
 
     The group ``posterior`` has ``subset`` (chain, draw, slot), ``log_det``, ``size`` and ``included`` (chain, draw,
-    item), 0 or 1; the group ``constant_data`` has the exact ``inclusion_probs`` (item). A site of an MCMC run whose law
-    does not vary goes in by ``mcmc.get_samples(group_by_chain=True)[site]``.
+    item), 0 or 1; the group ``constant_data`` has the exact ``inclusion_probs`` (item). A site of an MCMC run
+    whose distribution does not vary goes in by ``mcmc.get_samples(group_by_chain=True)[site]``.
 
-    :param dist: the law the chains should have.
+    :param dist: the distribution the chains should have.
     :param max_items: as in :func:`run_chains`.
     :param sample_stats, attrs: further arrays (chains, draws), and attributes of the posterior.
     :raises ValueError: for arrays that are no chains of subsets.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_ndpp import NDPP, chains_to_arviz
-    >>> law = NDPP(jnp.eye(3), jnp.zeros((3, 1)), jnp.zeros((1, 1)))
-    >>> data = chains_to_arviz(jnp.array([[[0, 3, 3], [1, 2, 3]]]), law)
+    >>> dist = NDPP(jnp.eye(3), jnp.zeros((3, 1)), jnp.zeros((1, 1)))
+    >>> data = chains_to_arviz(jnp.array([[[0, 3, 3], [1, 2, 3]]]), dist)
     >>> data["posterior"]["size"].values.tolist()
     [[1, 2]]
     """
-    check_law(dist)
+    check_distribution(dist, SubsetDistribution)
     max_items = static_int("max_items", max_items, 1)
     subsets, n = np.asarray(subsets), dist.num_items
     if subsets.ndim != 3 or not np.issubdtype(subsets.dtype, np.integer):
@@ -265,7 +265,7 @@ def mixing_time(
     >>> 2 <= result.num_steps < 200
     True
     """
-    check_law(dist)
+    check_distribution(dist, SubsetDistribution)
     num_chains = static_int("num_chains", num_chains, 2)
     max_steps = static_int("max_steps", max_steps, 2)
     threshold = finite_float("threshold", threshold, 1, exclusive=True)

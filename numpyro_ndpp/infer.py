@@ -45,27 +45,27 @@ _walk_for_moves = jax.jit(UpDown().for_moves, static_argnums=3)
 _DROPPED, _ADDED = (0, 1, 0, 2, 2, 1), (1, 0, 2, 0, 2, 1)
 
 
-def local_move(law: SubsetDistribution, walk: Walk, key: Array, subset: Array) -> tuple[Array, Array]:
-    """A subset (w,) near another under a law, and the log of the Hastings ratio; the same one and -inf where none is.
+def local_move(dist: SubsetDistribution, walk: Walk, key: Array, subset: Array) -> tuple[Array, Array]:
+    """A subset (w,) near another one, and the log of the Hastings ratio; the same one and -inf where none is.
 
     Two items are exchanged where the size is fixed; else the kind of move is chosen at random.
     """
     kind_key, key = random.split(key)
-    if law.min_size == law.max_size:
-        dropped = added = jnp.asarray(min(2, law.max_size))
+    if dist.min_size == dist.max_size:
+        dropped = added = jnp.asarray(min(2, dist.max_size))
     else:
         kind = random.randint(kind_key, (), 0, len(_DROPPED))
         dropped, added = jnp.array(_DROPPED)[kind], jnp.array(_ADDED)[kind]
     proposed, log_ratio = walk.move(key, subset, dropped, added)
-    inside = law.contains(proposed)
+    inside = dist.contains(proposed)
     return jnp.where(inside, proposed, subset), jnp.where(inside, log_ratio, -jnp.inf)
 
 
-def _as_items(law: SubsetDistribution | Multihot, value: Array) -> tuple[SubsetDistribution, Array]:
-    """The law of the padded items behind ``law``, and the value as such items; -1 throughout if it is none."""
-    if isinstance(law, Multihot):
-        return law.base_dist, items_of_mask(value, law.base_dist.max_size)
-    return law, value
+def _as_items(dist: SubsetDistribution | Multihot, value: Array) -> tuple[SubsetDistribution, Array]:
+    """The distribution of padded items behind ``dist``, and the value as such items; -1 throughout if it is none."""
+    if isinstance(dist, Multihot):
+        return dist.base_dist, items_of_mask(value, dist.base_dist.max_size)
+    return dist, value
 
 
 class SubsetGibbsState(NamedTuple):
@@ -82,7 +82,7 @@ class SubsetGibbs(MCMCKernel):
     """Updates latent subsets in MCMC: a block of NumPyro's ``Gibbs``, or a ``gibbs_fn`` for ``HMCGibbs``.
 
     :param model: the model, the same one that the other blocks have.
-    :param site: the name of a latent site with an NDPP or KNDPP, its conditioned law or its multihot view; or several.
+    :param site: the name of a latent site with an NDPP or KNDPP, conditioned or as a multihot view; or several names.
     :param num_moves: how many moves are proposed for every subset in an update. Each takes one evaluation of the model.
     :param fresh: the share of moves that propose a fresh draw from the prior, by the distribution's own sampler, which
         must be exact.
@@ -140,16 +140,16 @@ class SubsetGibbs(MCMCKernel):
     ) -> SubsetGibbsState:
         """The state at the values that the composite kernel has drawn from the prior."""
         self._num_warmup = num_warmup
-        laws = self._laws(rng_key, model_args, model_kwargs)
+        distributions = self._distributions(rng_key, model_args, model_kwargs)
         if not init_params or set(init_params) != set(self.sites):
             given = sorted(init_params or {})
             raise ValueError(f"SubsetGibbs starts at values of its sites {list(self.sites)}, got {given}")
         values = {}
         for name in self.sites:
             values[name] = jnp.asarray(init_params[name], jnp.int32)
-            base, items = _as_items(laws[name], values[name])
+            base, items = _as_items(distributions[name], values[name])
             if not_jax_tracer(items) and not bool(base.contains(items)):
-                raise ValueError(f"site {name!r} cannot start at {values[name].tolist()}, which is no value of its law")
+                raise ValueError(f"site {name!r} cannot start at {values[name].tolist()}, which is none of its values")
         zero = jnp.zeros(())
         return SubsetGibbsState(values, zero, zero, jnp.asarray(0), rng_key)
 
@@ -187,7 +187,7 @@ class SubsetGibbs(MCMCKernel):
 
         :raises ValueError: for a site that is missing, observed, in a plate, or no distribution of subsets.
         """
-        self._laws(random.key(0), model_args, model_kwargs)
+        self._distributions(random.key(0), model_args, model_kwargs)
 
         def update(rng_key: Array, gibbs_sites: Values, hmc_sites: Values) -> Values:
             values = {name: gibbs_sites[name] for name in self.sites}
@@ -198,12 +198,12 @@ class SubsetGibbs(MCMCKernel):
 
     # --- What both do ------------------------------------------------------------------------------------------------
 
-    def _laws(self, key: Array, args: tuple, kwargs: dict | None) -> dict[str, Any]:
+    def _distributions(self, key: Array, args: tuple, kwargs: dict | None) -> dict[str, Any]:
         """The distributions of the sites, from a trace of the model."""
         trace = handlers.trace(handlers.seed(self._model, key)).get_trace(*args, **(kwargs or {}))
-        return {name: self._law(trace, name) for name in self.sites}
+        return {name: self._distribution(trace, name) for name in self.sites}
 
-    def _law(self, trace: dict[str, Any], name: str) -> Any:
+    def _distribution(self, trace: dict[str, Any], name: str) -> Any:
         latent = [key for key, site in trace.items() if site["type"] == "sample" and not site["is_observed"]]
         site = trace.get(name)
         if site is None or site["type"] != "sample":
@@ -217,19 +217,19 @@ class SubsetGibbs(MCMCKernel):
                 "every subset a site of its own"
             )
         if site["scale"] is not None:
-            raise ValueError(f"site {name!r} is scaled: SubsetGibbs draws from its law as it is")
-        law = site["fn"]
-        base = law.base_dist if isinstance(law, Multihot) else law
+            raise ValueError(f"site {name!r} is scaled: SubsetGibbs draws from its distribution as it is")
+        dist = site["fn"]
+        base = dist.base_dist if isinstance(dist, Multihot) else dist
         if not isinstance(base, SubsetDistribution) or base.batch_shape:
             raise ValueError(
-                f"site {name!r} has a {type(law).__name__}; SubsetGibbs updates an NDPP or KNDPP without batch "
+                f"site {name!r} has a {type(dist).__name__}; SubsetGibbs updates an NDPP or KNDPP without batch "
                 "dimensions"
             )
         if self.fresh and isinstance(base.sampler, UpDown):
             raise ValueError(
                 f"fresh draws must be exact, but site {name!r} has the sampler {base.sampler}; take Exact()"
             )
-        return law
+        return dist
 
     def _update(
         self, key: Array, values: Values, others: Values, args: tuple, kwargs: dict | None
@@ -250,12 +250,12 @@ class SubsetGibbs(MCMCKernel):
         self, key: Array, name: str, values: Values, model: Callable, args: tuple, kwargs: dict
     ) -> tuple[Array, Array]:
         start = values[name]
-        law = self._law(handlers.trace(handlers.substitute(model, values)).get_trace(*args, **kwargs), name)
-        base, items = _as_items(law, start)
+        dist = self._distribution(handlers.trace(handlers.substitute(model, values)).get_trace(*args, **kwargs), name)
+        base, items = _as_items(dist, start)
         n, width = base.num_items, base.max_size
 
         def as_value(subset: Array) -> Array:
-            return (to_multihot(subset, n) if law is not base else subset).astype(start.dtype)
+            return (to_multihot(subset, n) if dist is not base else subset).astype(start.dtype)
 
         def log_likelihood(subset: Array) -> Array:
             substituted = {**values, name: as_value(subset)}

@@ -136,24 +136,24 @@ class _Programs:
         state, total = lax.fori_loop(0, number, step, (state, jnp.zeros(())))
         return state, total / number
 
-    def _law(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any]) -> NDPP:
+    def _distribution(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any]) -> NDPP:
         values = {name.removesuffix(_LOC): value for name, value in self._svi(numbers).get_params(state).items()}
         baskets, counts, anchor = data
         prior = partial(self._prior(numbers), counts, len(baskets), anchor=anchor)
         return handlers.seed(handlers.substitute(handlers.reparam(prior, config=_ONE_SCALE), values), random.key(0))()
 
     def _features(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any]) -> tuple[Array, Array, Array]:
-        law = self._law(state, data, numbers)
-        return law.V, law.B, law.D
+        dist = self._distribution(state, data, numbers)
+        return dist.V, dist.B, dist.D
 
     def _validation_and_price(
         self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any], held_out: Array, log_max_proposals: Any
     ) -> tuple[Array, Array]:
-        law = self._law(state, data, numbers)
-        value = law.log_prob(held_out).mean()
+        dist = self._distribution(state, data, numbers)
+        value = dist.log_prob(held_out).mean()
         if self._kind.prior is not ondpp_prior:
             return value, jnp.zeros(())
-        log_proposals = log_expected_proposals(jnp.diagonal(law.D, 1)[::2])
+        log_proposals = log_expected_proposals(jnp.diagonal(dist.D, 1)[::2])
         if log_max_proposals is None:
             return value, numbers["gamma"] * log_proposals
         return value, jnp.where(log_proposals > log_max_proposals, jnp.inf, 0.0)

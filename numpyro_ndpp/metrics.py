@@ -22,7 +22,7 @@ from jax.typing import ArrayLike
 from numpyro.distributions import Distribution
 
 from numpyro_ndpp.base import SubsetDistribution
-from numpyro_ndpp.checks import finite_float, static_int
+from numpyro_ndpp.checks import check_distribution, finite_float, static_int
 from numpyro_ndpp.subsets import Subsets, as_padded, pad_subsets, to_multihot
 from numpyro_ndpp.widths import narrowing_widths
 
@@ -68,13 +68,6 @@ def _bootstrap(
     return Estimate(value, float(low), float(high))
 
 
-def _check_law(law: SubsetDistribution) -> None:
-    if not isinstance(law, SubsetDistribution):
-        raise TypeError(f"law must be a distribution of padded subsets, such as an NDPP, got {type(law).__name__}")
-    if law.batch_shape:
-        raise ValueError(f"law must be one distribution, got a batch of shape {law.batch_shape}: judge one at a time")
-
-
 def _lists(baskets: Subsets, num_items: int) -> list[np.ndarray]:
     """Baskets as arrays of item numbers, checked."""
     lists = [row[row < num_items] for row in as_padded("baskets", baskets, num_items)]
@@ -101,7 +94,7 @@ def _mean_over_groups(statistic: Callable[[np.ndarray], float], groups: np.ndarr
 
 
 def mean_log_likelihood(
-    law: SubsetDistribution,
+    dist: SubsetDistribution,
     baskets: Subsets,
     *,
     level: float = 0.95,
@@ -113,28 +106,28 @@ def mean_log_likelihood(
     :param level: the probability of the bootstrap interval, between 0 and 1.
     :param num_bootstraps: how many times baskets are drawn anew for it; 0: no interval, its ends are NaN.
     :param seed: of these draws.
-    :raises ValueError: for a batch of laws, no baskets, items out of range, a level or a number that is not allowed.
-    :raises TypeError: for a law that is none of padded subsets.
+    :raises ValueError: for a batch of distributions, no baskets, items or settings out of range.
+    :raises TypeError: for any other distribution.
 
-    The value is NaN, here and below, if the law's normaliser is not a number.
+    The value is NaN, here and below, if the distribution's normaliser is not a number.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_ndpp import NDPP
-    >>> law = NDPP(jnp.eye(3), jnp.zeros((3, 1)), jnp.zeros((1, 1)))  # every subset has probability 1/8
-    >>> round(mean_log_likelihood(law, [[0], [1, 2]]).value, 3)
+    >>> dist = NDPP(jnp.eye(3), jnp.zeros((3, 1)), jnp.zeros((1, 1)))  # every subset has probability 1/8
+    >>> round(mean_log_likelihood(dist, [[0], [1, 2]]).value, 3)
     -2.079
     """
-    _check_law(law)
-    values = _log_probs(law, _lists(baskets, law.num_items))
+    check_distribution(dist, SubsetDistribution)
+    values = _log_probs(dist, _lists(baskets, dist.num_items))
     return _bootstrap(lambda chosen: values[chosen].mean(), np.zeros(len(values)), level, seed, num_bootstraps)
 
 
-def _log_probs(law: SubsetDistribution, lists: list[np.ndarray]) -> np.ndarray:
-    return np.asarray(law.log_prob(pad_subsets(lists, law.num_items)), dtype=np.float64)
+def _log_probs(dist: SubsetDistribution, lists: list[np.ndarray]) -> np.ndarray:
+    return np.asarray(dist.log_prob(pad_subsets(lists, dist.num_items)), dtype=np.float64)
 
 
 def subset_auc(
-    law: SubsetDistribution,
+    dist: SubsetDistribution,
     baskets: Subsets,
     *,
     kind: str = "paired",
@@ -142,34 +135,34 @@ def subset_auc(
     num_bootstraps: int = 1000,
     seed: int = 0,
 ) -> Estimate:
-    """How well the law tells baskets from uniformly random subsets of the same sizes, by their log-probabilities.
+    """How well log-probabilities tell baskets from uniformly random subsets of the same sizes.
 
-    Where the law is conditioned, the random subsets have none of the items that are given to be in or out.
+    Where the distribution is conditioned, the random subsets have none of the items that are given to be in or out.
 
     :param kind: ``"paired"``: the share of baskets that are likelier than their own random subset. ``"grouped"``: the
         AUC within each of three groups of sizes, averaged, as published. ``"pooled"``: one AUC over baskets of all
         sizes, which small baskets, always likelier than large ones, blur. Ties count one half.
     :param level, num_bootstraps, seed: as in :func:`mean_log_likelihood`; the random subsets depend on the seed too.
-    :raises ValueError: for another kind, a batch of laws, no baskets, items out of range.
+    :raises ValueError: for another kind, a batch of distributions, no baskets, items out of range.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_ndpp import NDPP
     >>> V = jnp.diag(jnp.array([3.0, 3.0, 0.1, 0.1, 0.1, 0.1]))  # the first two items are bought, the others hardly
-    >>> law = NDPP(V, jnp.zeros((6, 1)), jnp.zeros((1, 1)))
-    >>> subset_auc(law, [[0, 1]] * 200).value > 0.9
+    >>> dist = NDPP(V, jnp.zeros((6, 1)), jnp.zeros((1, 1)))
+    >>> subset_auc(dist, [[0, 1]] * 200).value > 0.9
     True
     """
     if kind not in ("paired", "grouped", "pooled"):
         raise ValueError(f"kind must be 'paired', 'grouped' or 'pooled', got {kind!r}")
-    _check_law(law)
-    if np.isnan(law.log_normalizer):
+    check_distribution(dist, SubsetDistribution)
+    if np.isnan(dist.log_normalizer):
         return _NO_NUMBER
-    lists, rng = _lists(baskets, law.num_items), np.random.default_rng(seed)
-    free = _items_that_may_be_drawn(law)
+    lists, rng = _lists(baskets, dist.num_items), np.random.default_rng(seed)
+    free = _items_that_may_be_drawn(dist)
     if max(map(len, lists)) > len(free):
         raise ValueError(f"baskets: one has {max(map(len, lists))} items, but only {len(free)} are neither in nor out")
     random_sets = [np.sort(rng.choice(free, size=len(basket), replace=False)) for basket in lists]
-    real, fake = _log_probs(law, lists), _log_probs(law, random_sets)
+    real, fake = _log_probs(dist, lists), _log_probs(dist, random_sets)
     if kind == "paired":
         wins = (real > fake) + 0.5 * (real == fake)
         return _bootstrap(lambda chosen: wins[chosen].mean(), np.zeros(len(wins)), level, seed, num_bootstraps)
@@ -178,9 +171,9 @@ def subset_auc(
     return _bootstrap(statistic, groups, level, seed, num_bootstraps)
 
 
-def _items_that_may_be_drawn(law: SubsetDistribution) -> np.ndarray:
+def _items_that_may_be_drawn(dist: SubsetDistribution) -> np.ndarray:
     """All items but those that a condition has put in or out."""
-    return np.setdiff1d(np.arange(law.num_items), np.concatenate([np.ravel(law.pinned), np.ravel(law.excluded)]))
+    return np.setdiff1d(np.arange(dist.num_items), np.concatenate([np.ravel(dist.pinned), np.ravel(dist.excluded)]))
 
 
 def _auc(real: np.ndarray, fake: np.ndarray) -> float:
@@ -191,7 +184,7 @@ def _auc(real: np.ndarray, fake: np.ndarray) -> float:
 
 
 def mean_percentile_rank(
-    law: SubsetDistribution | ArrayLike,
+    dist: SubsetDistribution | ArrayLike,
     baskets: Subsets,
     *,
     definition: str = "paper",
@@ -201,7 +194,7 @@ def mean_percentile_rank(
 ) -> Estimate:
     """Where a hidden item of a basket stands among the items that could join the rest: 100 is first, 50 is chance.
 
-    :param law: a distribution, or a score for every item (n,) whatever the rest, such as its popularity. Ties are in
+    :param dist: a distribution, or a score for every item (n,) whatever the rest, such as its popularity. Ties are in
         favour of the hidden item by the paper's definition and against it by the reference: break them if there are
         many, as among the counts of rare items.
     :param baskets: those of one item or none are passed over, for there is nothing to go by.
@@ -210,8 +203,8 @@ def mean_percentile_rank(
         hidden, its rank is the share of the possible items that are less likely, and the mean is over the means of
         three groups of sizes. A hidden item that is impossible has rank 0 in both.
     :param level, num_bootstraps, seed: as in :func:`mean_log_likelihood`; what is hidden depends on the seed too.
-    :raises ValueError: for another definition, a batch of laws, no basket of two items, items out of range, scores of
-        another shape.
+    :raises ValueError: for another definition, a batch of distributions, no basket of two items, items out of range,
+        scores of another shape.
 
     Scores of all items, O(n m d) for a basket of m, in chunks. Baskets of like sizes are put together.
 
@@ -222,11 +215,11 @@ def mean_percentile_rank(
     """
     if definition not in ("paper", "reference"):
         raise ValueError(f"definition must be 'paper' or 'reference', got {definition!r}")
-    if isinstance(law, Distribution):
-        _check_law(law)
-        if np.isnan(law.log_normalizer):
+    if isinstance(dist, Distribution):
+        check_distribution(dist, SubsetDistribution)
+        if np.isnan(dist.log_normalizer):
             return _NO_NUMBER
-    judged = law if isinstance(law, SubsetDistribution) else _in_order(law)
+    judged = dist if isinstance(dist, SubsetDistribution) else _in_order(dist)
     n = judged.num_items if isinstance(judged, SubsetDistribution) else len(judged)
     lists, rng = [basket for basket in _lists(baskets, n) if len(basket) > 1], np.random.default_rng(seed)
     if not lists:
@@ -262,21 +255,21 @@ def _in_order(scores: ArrayLike) -> Array:
     """The scores (n,) by their places in order, equal ones alike: float32 would not hold all their digits."""
     given = np.asarray(scores)
     if given.ndim != 1:
-        raise ValueError(f"law must be a distribution or a score for every item, got an array of shape {given.shape}")
+        raise ValueError(f"dist must be a distribution or a score for every item, got an array of shape {given.shape}")
     places = np.unique(given, return_inverse=True)[1].astype(np.float32)
     return jnp.where(given > -np.inf, places, -jnp.inf)
 
 
 @jax.jit
-def _rank_counts(law: SubsetDistribution | Array, rest: Array, hidden: Array) -> Array:
+def _rank_counts(dist: SubsetDistribution | Array, rest: Array, hidden: Array) -> Array:
     """For the hidden items (c,), given the rest (c, m) of their baskets, the numbers (5, c) of items outside the rest
     that are no likelier, of all outside, of possible ones that are as likely or likelier, and of all possible ones; and
     whether the hidden one is possible itself."""
-    if isinstance(law, SubsetDistribution):
-        n, scores = law.num_items, law.next_item_log_prob(rest)
-        rest = law.with_pinned(rest)  # these are in every subset, and cannot join
+    if isinstance(dist, SubsetDistribution):
+        n, scores = dist.num_items, dist.next_item_log_prob(rest)
+        rest = dist.with_pinned(rest)  # these are in every subset, and cannot join
     else:
-        n, scores = len(law), jnp.broadcast_to(law, (len(rest), len(law)))
+        n, scores = len(dist), jnp.broadcast_to(dist, (len(rest), len(dist)))
     outside = ~to_multihot(rest, n).astype(bool)
     possible = outside & (scores > -jnp.inf)
     own = jnp.take_along_axis(scores, hidden[:, None], axis=1)

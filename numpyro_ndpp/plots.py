@@ -1,4 +1,4 @@
-"""Pictures of chains and kernels: traces and ranks, PSRF against steps, frequencies against the exact law, the kernel.
+"""Pictures of chains and kernels: traces and ranks, PSRF against steps, frequencies against exact ones, the kernel.
 
 Each function returns a matplotlib figure and shows nothing: ``figure.savefig("chains.pdf")`` works without a screen.
 """
@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_ndpp.base import SubsetDistribution
-from numpyro_ndpp.chains import check_law
+from numpyro_ndpp.checks import check_distribution
 from numpyro_ndpp.diagnostics import MixingTime, running_psrf
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def plot_kernel(
     :param names: a name for every item of the catalogue; by default the numbers.
     :raises ValueError: for items out of range or repeated, fewer than two, names that are not n.
     """
-    check_law(dist)
+    check_distribution(dist, SubsetDistribution)
     n = dist.num_items
     if names is not None and len(names) != n:
         raise ValueError(f"names must have one name for each of {n} items, got {len(names)}")

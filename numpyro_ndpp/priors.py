@@ -35,10 +35,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-import numpyro.distributions as dist
 from jax import Array, random
 from jax.typing import ArrayLike
-from numpyro.distributions import constraints
+from numpyro.distributions import ImproperUniform, Normal, TransformedDistribution, constraints
 from numpyro.distributions.transforms import AffineTransform
 from numpyro.util import not_jax_tracer
 
@@ -94,8 +93,8 @@ def _features(
     _check_strengths(strength)
     if np.ndim(strength):  # one for each kernel of a plate
         strength = jnp.asarray(strength)[..., None, None]
-    plain = dist.Normal(mean, (2 * strength) ** -0.5)
-    return numpyro.sample(name, dist.TransformedDistribution(plain, AffineTransform(0.0, scale)).to_event(2))
+    plain = Normal(mean, (2 * strength) ** -0.5)
+    return numpyro.sample(name, TransformedDistribution(plain, AffineTransform(0.0, scale)).to_event(2))
 
 
 def _centre(anchor: ArrayLike | None, num_items: int, num_columns: int, dtype: Any) -> Array:
@@ -112,7 +111,7 @@ def _check_strengths(*strengths: ArrayLike) -> None:
 
 
 def _flat(name: str, *shape: int, support: Any = constraints.real) -> Array:
-    return numpyro.sample(name, dist.ImproperUniform(support, (), event_shape=shape))
+    return numpyro.sample(name, ImproperUniform(support, (), event_shape=shape))
 
 
 def ndpp_prior(
@@ -137,15 +136,15 @@ def ndpp_prior(
     :param settings: for :class:`~numpyro_ndpp.NDPP`, such as ``min_size=1``.
     :raises ValueError: for an anchor or counts of another shape, a strength or a count that is not positive.
 
-    O(n d) beside what the law costs.
+    O(n d) beside what the distribution costs.
 
     >>> import numpyro
     >>> from numpyro import handlers
     >>> baskets = np.array([[0, 2], [2, 3], [0, 1]])
     >>> def model():
-    ...     law = ndpp_prior(item_counts(baskets, 3), len(baskets), rank=(2, 2))
+    ...     dist = ndpp_prior(item_counts(baskets, 3), len(baskets), rank=(2, 2))
     ...     with numpyro.plate("baskets", len(baskets)):
-    ...         numpyro.sample("basket", law, obs=to_event_width(baskets, law))
+    ...         numpyro.sample("basket", dist, obs=to_event_width(baskets, dist))
     >>> values = {"V": np.eye(3, 2), "B": np.ones((3, 2)), "D": np.zeros((2, 2))}
     >>> trace = handlers.trace(handlers.substitute(handlers.seed(model, 0), values)).get_trace()
     >>> trace["basket"]["fn"].batch_shape
@@ -203,8 +202,8 @@ def ondpp_prior(
 
     >>> from numpyro import handlers
     >>> raw = {"V_raw": np.eye(4, 2), "B_raw": np.eye(4, 2, k=-2), "sigma": np.ones(1)}
-    >>> law = handlers.seed(handlers.substitute(ondpp_prior, raw), 0)(np.ones(4), 2, rank=(2, 2))
-    >>> bool(abs(law.B.T @ law.B - np.eye(2)).max() < 1e-5)
+    >>> dist = handlers.seed(handlers.substitute(ondpp_prior, raw), 0)(np.ones(4), 2, rank=(2, 2))
+    >>> bool(abs(dist.B.T @ dist.B - np.eye(2)).max() < 1e-5)
     True
     """
     if rank[1] % 2:
@@ -252,24 +251,24 @@ def orthonormalize(A: Array) -> Array:
     return A
 
 
-def to_event_width(baskets: ArrayLike, law: NDPP) -> Array:
-    """Padded baskets (..., m) with as many columns as the law's events have, which NumPyro's ELBOs insist on.
+def to_event_width(baskets: ArrayLike, dist: NDPP) -> Array:
+    """Padded baskets (..., m) with as many columns as the distribution's events have, which NumPyro's ELBOs insist on.
 
-    Columns of padding are added or left out. A basket that would lose an item is too large for the law: it is -1
-    throughout, which is no subset and has probability zero.
+    Columns of padding are added or left out. A basket that would lose an item is too large: it is -1 throughout,
+    which is no subset and has probability zero.
 
-    >>> law = NDPP(jnp.eye(4, 3), jnp.zeros((4, 0)), jnp.zeros((0, 0)))
-    >>> to_event_width(jnp.array([[0, 2]]), law)
+    >>> dist = NDPP(jnp.eye(4, 3), jnp.zeros((4, 0)), jnp.zeros((0, 0)))
+    >>> to_event_width(jnp.array([[0, 2]]), dist)
     Array([[0, 2, 4]], dtype=...)
     """
     baskets = jnp.asarray(baskets)
     if jnp.issubdtype(baskets.dtype, jnp.integer):
         # Signed, and wide enough for the number of items.
         baskets = baskets.astype(jnp.int64 if baskets.dtype.itemsize == 8 else jnp.int32)
-    width = law.event_shape[0]
+    width = dist.event_shape[0]
     missing = [(0, 0)] * (baskets.ndim - 1) + [(0, max(width - baskets.shape[-1], 0))]
-    too_large = jnp.any(baskets[..., width:] < law.num_items, axis=-1, keepdims=True)
-    return jnp.where(too_large, -1, jnp.pad(baskets, missing, constant_values=law.num_items)[..., :width])
+    too_large = jnp.any(baskets[..., width:] < dist.num_items, axis=-1, keepdims=True)
+    return jnp.where(too_large, -1, jnp.pad(baskets, missing, constant_values=dist.num_items)[..., :width])
 
 
 def basket_model(
@@ -284,7 +283,7 @@ def basket_model(
 
     :param batch_size: the number of baskets that are looked at; None: all.
 
-    :return: the law.
+    :return: the distribution.
 
     >>> from functools import partial
     >>> from numpyro import handlers
@@ -294,12 +293,12 @@ def basket_model(
     3
     """
     baskets = jnp.asarray(baskets)
-    law = prior(counts, len(baskets), anchor=anchor)
+    dist = prior(counts, len(baskets), anchor=anchor)
     size = None if batch_size is None else min(batch_size, len(baskets))
     with numpyro.plate("baskets", len(baskets), subsample_size=size):
         batch = numpyro.subsample(baskets, event_dim=1)
-        numpyro.sample("basket", law, obs=to_event_width(batch, law))
-    return law
+        numpyro.sample("basket", dist, obs=to_event_width(batch, dist))
+    return dist
 
 
 @partial(jax.jit, static_argnums=(1, 2))

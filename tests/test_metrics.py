@@ -176,12 +176,12 @@ def test_bad_intervals(settings, message):
 
 
 @pytest.mark.parametrize("metric", [mean_log_likelihood, subset_auc, mean_percentile_rank])
-def test_laws_that_cannot_be_judged(metric, law):
+def test_distributions_that_cannot_be_judged(metric, law):
     batch = NDPP(*(jnp.stack([part, part]) for part in (law.V, law.B, law.D)))
     # as many baskets as kernels, which would fit
-    with pytest.raises(ValueError, match=r"law must be one distribution, got a batch of shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"dist must be one distribution, got a batch of shape \(2,\)"):
         metric(batch, [[0, 1], [1, 2]])
-    with pytest.raises(TypeError, match="law must be a distribution of padded subsets, such as an NDPP, got Multihot"):
+    with pytest.raises(TypeError, match="dist must be an NDPP or KNDPP, or one of these conditioned, got Multihot"):
         metric(law.multihot(), [[0, 1], [1, 2]])
 
 
