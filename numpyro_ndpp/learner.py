@@ -20,6 +20,7 @@ from numpyro.infer.reparam import TransformReparam
 from numpyro.infer.svi import SVIState
 from numpyro.infer.util import transform_fn
 
+from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.distributions import NDPP
 from numpyro_ndpp.priors import (
     basket_model,
@@ -30,6 +31,7 @@ from numpyro_ndpp.priors import (
     ondpp_prior,
     symmetric_prior,
 )
+from numpyro_ndpp.subsets import as_padded
 
 
 def _start_ndpp(key: Array, num_items: int, rank: tuple[int, int], length: float) -> dict[str, Array]:
@@ -76,6 +78,39 @@ MODELS = {
 }
 # Adam moves features that all have one scale, whatever the counts of their items.
 _ONE_SCALE = {"V": TransformReparam(), "B": TransformReparam()}
+
+
+def _padded(name: str, baskets: Any, num_items: int, rank: int) -> np.ndarray:
+    """Baskets as padded subsets, checked: items in range, none twice, none of the baskets larger than the rank."""
+    padded = as_padded(name, baskets, num_items)
+    sizes = np.sum(padded < num_items, axis=1)
+    if len(sizes) and sizes.max() > rank:
+        first = np.argmax(sizes > rank)
+        raise ValueError(
+            f"{name}: {np.sum(sizes > rank)} baskets have more items than the rank of {rank} (columns of B count in "
+            f"pairs), which gives them probability zero (the first is basket {first} with {sizes[first]}); raise the "
+            f"rank or leave them out"
+        )
+    return padded
+
+
+def split_baskets(
+    baskets: Any, num_items: int, ranks: tuple[int, int], validation: Any, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Baskets to learn from and baskets to judge by, checked, as padded subsets."""
+    rank = ranks[0] + ranks[1] // 2 * 2  # a skew matrix of odd size is singular
+    padded = _padded("baskets", baskets, num_items, rank)
+    if len(padded) < 2:
+        raise ValueError(f"baskets: two baskets at least are needed, got {len(padded)}")
+    if validation is not None and not np.isscalar(validation):
+        held_out = _padded("validation", validation, num_items, rank)
+        if len(held_out) == 0:
+            raise ValueError("validation: one basket at least is needed, got none")
+        return padded, held_out
+    number = min(300, max(1, len(padded) // 10)) if validation is None else validation
+    number = static_int("validation (baskets, or how many)", number, 1, len(padded) - 1, "all baskets but one")
+    order = np.random.default_rng(seed).permutation(len(padded))
+    return padded[np.sort(order[number:])], padded[np.sort(order[:number])]
 
 
 def training_data(settings: dict[str, Any], train: np.ndarray) -> tuple[Array, Array, Array | None]:

@@ -17,21 +17,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
+from numpyro.infer.svi import SVIState
 from tqdm.auto import tqdm
 
 from numpyro_ndpp.checkpoints import fingerprint, read_arrays, write_arrays
 from numpyro_ndpp.checks import finite_float, static_int
 from numpyro_ndpp.distributions import NDPP
-from numpyro_ndpp.learner import MODELS, Learner, training_data
-from numpyro_ndpp.priors import (
-    basket_model,
-    item_counts,
-    ndpp_prior,
-    ondpp_prior,
-    symmetric_prior,
-    to_event_width,
-)
-from numpyro_ndpp.subsets import Subsets, as_padded
+from numpyro_ndpp.learner import MODELS, Learner, split_baskets, training_data
+from numpyro_ndpp.priors import basket_model, item_counts, ndpp_prior, ondpp_prior, symmetric_prior, to_event_width
+from numpyro_ndpp.subsets import Subsets
 
 __all__ = [
     "Fit",
@@ -43,6 +37,8 @@ __all__ = [
     "symmetric_prior",
     "to_event_width",
 ]
+
+_HISTORY = "history_"
 
 
 class Fit(NamedTuple):
@@ -66,9 +62,7 @@ class Fit(NamedTuple):
 
         :raises OSError: if it cannot be written, for want of space for example; a file of that name stays as it was.
         """
-        arrays = {name: getattr(self, name) for name in ("V", "B", "D")}
-        histories = {f"history_{name}": values for name, values in self.history.items()}
-        write_arrays(path, arrays | histories, self.settings)
+        write_arrays(path, self._arrays(), self.settings)
 
     @classmethod
     def load(cls, path: str | Path) -> "Fit":
@@ -76,9 +70,14 @@ class Fit(NamedTuple):
 
         :raises ValueError: for a file that is not such a one.
         """
-        arrays, settings = read_arrays(path, ("V", "B", "D"))
-        prefix = "history_"
-        history = {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
+        return cls._of_arrays(*read_arrays(path, ("V", "B", "D")))
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return dict(zip("VBD", self[:3], strict=True)) | {_HISTORY + name: row for name, row in self.history.items()}
+
+    @classmethod
+    def _of_arrays(cls, arrays: dict[str, np.ndarray], settings: dict[str, Any]) -> "Fit":
+        history = {name.removeprefix(_HISTORY): arrays[name] for name in arrays if name.startswith(_HISTORY)}
         return cls(arrays["V"], arrays["B"], arrays["D"], history, settings)
 
 
@@ -170,8 +169,7 @@ def fit(
     folder = None if checkpoint is None else Path(checkpoint).resolve().parent
     if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise ValueError(f"checkpoint: {folder} is not a folder that can be written to")
-    # A skew matrix of odd size is singular.
-    train, held_out = _split(baskets, num_items, ranks[0] + ranks[1] // 2 * 2, validation, seed)
+    train, held_out = split_baskets(baskets, num_items, ranks, validation, seed)
     settings: dict[str, Any] = {"model": model, "rank": list(ranks), "num_items": num_items, "max_proposals": None}
     settings |= kind.strengths | given
     settings |= {
@@ -192,29 +190,34 @@ def fit(
     learner = Learner(settings, len(train))
     data = training_data(settings, train)
     if checkpoint is not None and Path(checkpoint).exists():
-        state, progress = _read_checkpoint(checkpoint, settings, learner.shapes())
+        state, result = _read_checkpoint(checkpoint, settings, learner.shapes())
     else:
-        state, progress = learner.start(), _Progress.fresh()
-    with tqdm(total=num_steps, initial=progress.step, unit="step", disable=not progress_bar) as bar:
-        while progress.step < num_steps and not (patience and progress.since_best >= patience):
-            start, number = time.perf_counter(), min(evaluate_every, num_steps - progress.step)
+        nothing, history = np.zeros((0, 0)), {name: np.zeros(0) for name in ("loss", "validation", "price", "seconds")}
+        state, result = learner.start(), Fit(nothing, nothing, nothing, {"step": np.zeros(0, int)} | history, settings)
+    step = int(result.history["step"].max(initial=0))
+    with tqdm(total=num_steps, initial=step, unit="step", disable=not progress_bar) as bar:
+        while step < num_steps and not (patience and _since_best(result.history) >= patience):
+            start, number = time.perf_counter(), min(evaluate_every, num_steps - step)
             state, loss = learner.advance(state, data, number)
             value, price = learner.judge(state, data, held_out)
+            step += number
             if math.isnan(value) or math.isnan(price):
                 raise FloatingPointError(
-                    f"the validation log-likelihood is not a number after {progress.step + number} steps; a lower "
-                    f"learning_rate than {learning_rate} may help"
+                    f"the validation log-likelihood is not a number after {step} steps; a lower learning_rate than "
+                    f"{learning_rate} may help"
                 )
-            progress = progress.after(number, loss, value, price, time.perf_counter() - start)
-            if progress.since_best == 0:
-                progress = progress._replace(best=learner.kernel(state, data))
+            row = {"step": step, "loss": loss, "validation": value, "price": price}
+            row["seconds"] = time.perf_counter() - start
+            result = result._replace(history={name: np.append(result.history[name], row[name]) for name in row})
+            since_best = _since_best(result.history)
+            if since_best == 0:
+                V, B, D = learner.kernel(state, data)
+                result = Fit(V, B, D, result.history, settings)
             bar.update(number)
-            bar.set_postfix(validation=f"{value:.3f}", since_best=progress.since_best)
-            due = progress.step // checkpoint_every > (progress.step - number) // checkpoint_every
-            if checkpoint is not None and (due or progress.step == num_steps):
-                _write_checkpoint(checkpoint, settings, state, progress)
-    V, B, D = progress.best
-    result = Fit(V, B, D, {name: np.array(values) for name, values in progress.history.items()}, settings)
+            bar.set_postfix(validation=f"{value:.3f}", since_best=since_best)
+            due = step // checkpoint_every > (step - number) // checkpoint_every
+            if checkpoint is not None and (due or step == num_steps):
+                _write_checkpoint(checkpoint, result, state)
     _warn_of_failures(result, held_out)
     return result
 
@@ -223,77 +226,55 @@ def _warn_of_failures(result: Fit, held_out: np.ndarray) -> None:
     """Say so if no evaluation counted, so that the last kernel stands for the best one, or if baskets were no use."""
     validation, price = result.history["validation"], result.history["price"]
     most = result.settings.get("max_proposals")
-    none_counted = np.isneginf(validation - price).all()
-    if none_counted and np.isposinf(price).all():
-        warnings.warn(
+    warned = []
+    if np.isneginf(validation - price).all() and np.isposinf(price).all():
+        warned.append(
             f"no kernel with at most max_proposals={most} expected proposals was met: this is the last one; a gamma "
             f"above {result.settings['gamma']} or more than num_steps={result.settings['num_steps']} steps would lower "
-            f"them",
-            stacklevel=3,
+            f"them"
         )
-    elif none_counted:
+    elif np.isneginf(validation - price).all():
         impossible = int(np.isneginf(np.asarray(result.distribution().log_prob(held_out))).sum())
         within = f" with at most max_proposals={most} expected proposals" if np.isposinf(price).any() else ""
-        warnings.warn(
+        warned.append(
             f"no kernel{within} was met that allows for all held-out baskets: this is the last one, under which "
-            f"{impossible} of the {len(held_out)} held-out baskets have probability zero",
-            stacklevel=3,
+            f"{impossible} of the {len(held_out)} held-out baskets have probability zero"
         )
     if np.isposinf(result.history["loss"]).any():
-        warnings.warn(
+        warned.append(
             "some baskets to learn from had probability zero, to rounding, in some of the steps, and counted for "
-            "nothing in them (history['loss'] is inf there)",
-            stacklevel=3,
+            "nothing in them (history['loss'] is inf there)"
         )
+    for text in warned:
+        warnings.warn(text, stacklevel=3)
 
 
-class _Progress(NamedTuple):
-    """How far a run has come: steps done, evaluations since the best one, the best kernel, and the history."""
-
-    step: int
-    since_best: int
-    best: tuple[np.ndarray, ...]
-    history: dict[str, list[float]]
-
-    @classmethod
-    def fresh(cls) -> "_Progress":
-        return cls(0, 0, (), {"step": [], "loss": [], "validation": [], "price": [], "seconds": []})
-
-    def after(self, number: int, loss: float, validation: float, price: float, seconds: float) -> "_Progress":
-        earlier = [value - paid for value, paid in zip(self.history["validation"], self.history["price"], strict=True)]
-        best = max(earlier, default=-math.inf)
-        since_best = 0 if validation - price > best or best == -math.inf else self.since_best + 1
-        row = {"step": self.step + number, "loss": loss, "validation": validation, "price": price, "seconds": seconds}
-        history = {name: [*values, row[name]] for name, values in self.history.items()}
-        return _Progress(self.step + number, since_best, self.best, history)
+def _since_best(history: dict[str, np.ndarray]) -> int:
+    """Evaluations since the best one; none while no kernel counts, so that the last one is kept."""
+    scores = history["validation"] - history["price"]
+    return len(scores) - 1 - int(np.argmax(scores)) if np.max(scores, initial=-np.inf) > -np.inf else 0
 
 
-def _write_checkpoint(path: str | Path, settings: dict[str, Any], state: Any, progress: _Progress) -> None:
+def _write_checkpoint(path: str | Path, result: Fit, state: SVIState) -> None:
     leaves = jax.tree.leaves(state._replace(rng_key=random.key_data(state.rng_key)))
     arrays = {f"state_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
-    arrays |= dict(zip("VBD", progress.best, strict=True))
-    arrays |= {f"history_{name}": np.array(values) for name, values in progress.history.items()}
-    write_arrays(path, arrays, settings | {"step": progress.step, "since_best": progress.since_best})
+    write_arrays(path, arrays | result._arrays(), result.settings | {"step": int(result.history["step"][-1])})
 
 
-def _read_checkpoint(path: str | Path, settings: dict[str, Any], shapes: Any) -> tuple[Any, _Progress]:
-    structure = jax.tree.structure(shapes)
-    names = [f"state_{i}" for i in range(len(jax.tree.leaves(shapes)))]
+def _read_checkpoint(path: str | Path, settings: dict[str, Any], shapes: SVIState) -> tuple[SVIState, Fit]:
     arrays, written = read_arrays(path, ("V", "B", "D"))
     for name, value in settings.items():
         if written.get(name) != value:
             raise ValueError(
                 f"checkpoint {path} is of another run: its {name} is {written.get(name)!r}, here it is {value!r}"
             )
+    names = [f"state_{i}" for i in range(len(jax.tree.leaves(shapes)))]
     missing = [name for name in names if name not in arrays]
     if missing:
         raise ValueError(f"checkpoint {path} has no {missing[0]!r}: it is a saved fit, not a checkpoint")
     # One after the other, so that no more than one array is there twice.
-    restored = jax.tree.unflatten(structure, [jnp.asarray(arrays.pop(name)) for name in names])
-    restored = restored._replace(rng_key=random.wrap_key_data(restored.rng_key))
-    history = {name: arrays[f"history_{name}"].tolist() for name in _Progress.fresh().history}
-    best = tuple(arrays[name] for name in "VBD")
-    return restored, _Progress(written["step"], written["since_best"], best, history)
+    state = jax.tree.unflatten(jax.tree.structure(shapes), [jnp.asarray(arrays.pop(name)) for name in names])
+    return state._replace(rng_key=random.wrap_key_data(state.rng_key)), Fit._of_arrays(arrays, settings)
 
 
 def _ranks(model: str, rank: int | tuple[int, int], num_items: int) -> tuple[int, int]:
@@ -305,33 +286,3 @@ def _ranks(model: str, rank: int | tuple[int, int], num_items: int) -> tuple[int
     first = static_int("rank (columns of V)", pair[0], 1)
     second = static_int("rank (columns of B)", pair[1], 0, most, "num_items - 1")
     return first, 0 if model == "symmetric" else second
-
-
-def _padded(name: str, baskets: Any, num_items: int, rank: int) -> np.ndarray:
-    """Baskets as padded subsets, checked: items in range, none twice, none of the baskets larger than the rank."""
-    padded = as_padded(name, baskets, num_items)
-    sizes = np.sum(padded < num_items, axis=1)
-    if len(sizes) and sizes.max() > rank:
-        first = np.argmax(sizes > rank)
-        raise ValueError(
-            f"{name}: {np.sum(sizes > rank)} baskets have more items than the rank of {rank} (columns of B count in "
-            f"pairs), which gives them probability zero (the first is basket {first} with {sizes[first]}); raise the "
-            f"rank or leave them out"
-        )
-    return padded
-
-
-def _split(baskets: Any, num_items: int, rank: int, validation: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Baskets to learn from and baskets to judge by."""
-    padded = _padded("baskets", baskets, num_items, rank)
-    if len(padded) < 2:
-        raise ValueError(f"baskets: two baskets at least are needed, got {len(padded)}")
-    if validation is not None and not np.isscalar(validation):
-        held_out = _padded("validation", validation, num_items, rank)
-        if len(held_out) == 0:
-            raise ValueError("validation: one basket at least is needed, got none")
-        return padded, held_out
-    number = min(300, max(1, len(padded) // 10)) if validation is None else validation
-    number = static_int("validation (baskets, or how many)", number, 1, len(padded) - 1, "all baskets but one")
-    order = np.random.default_rng(seed).permutation(len(padded))
-    return padded[np.sort(order[number:])], padded[np.sort(order[:number])]
