@@ -1,7 +1,7 @@
 """Chains of subsets, side by side: where they start, and how they step.
 
-Where the size is fixed, a step is that of the up-down walk; where it varies, it is a move of
-:class:`~numpyro_ndpp.SubsetGibbs` without a likelihood, which may change the size. Starts are spread out more than
+If the size is fixed, a step is that of the up-down walk. If it varies, a step is a move of
+:class:`~numpyro_ndpp.SubsetGibbs` without a likelihood, which may change the size. Starts are more spread out than
 draws are, or are all at the greedy subset. :mod:`numpyro_ndpp.diagnostics` records and judges such chains.
 """
 
@@ -38,19 +38,19 @@ def walk_of(dist: SubsetDistribution) -> Walk:
 
 
 def _steps_of_the_walk(dist: SubsetDistribution) -> bool:
-    """Whether a chain makes the steps that a draw of UpDown makes; else moves, which may change the size."""
-    return dist.min_size == dist.max_size != 1  # the walk exchanges two items; a single one is exchanged by a move
+    """Whether a chain makes the steps of UpDown; if not, it makes moves, which may change the size."""
+    return dist.min_size == dist.max_size != 1  # the walk exchanges two items; a move can exchange a single one
 
 
 def chain_in_words(dist: SubsetDistribution) -> str:
-    """Which chain is run for a distribution: not the one behind its draws where the size varies."""
+    """Which chain is run for a distribution: if the size varies, not the one behind its draws."""
     if _steps_of_the_walk(dist):
         return "the up-down walk, as it is behind sample"
     return "moves of SubsetGibbs, which may change the size; sample draws the size first, exactly, then walks"
 
 
 def _step(dist: SubsetDistribution, walk: Walk, key: Array, state: ChainState) -> tuple[ChainState, StepInfo]:
-    """One step of a chain: of the walk itself where the size is fixed, else one that may change it."""
+    """One step of a chain."""
     if _steps_of_the_walk(dist):
         return walk.step(key, state)
     move_key, accept_key = random.split(key)
@@ -67,7 +67,7 @@ def run_block(
 ) -> tuple[Array, ChainState, Array, StepInfo]:
     """The next draws of chains (c,), ``thin`` steps apart: keys, states, subsets (c, BLOCK, w), and what happened.
 
-    At most BLOCK, and whatever their number is, nothing is compiled again: the rest of the draws stays empty.
+    There may be up to BLOCK of them; the rest stays empty, so that nothing is compiled again for another number.
     """
 
     def draw(i: Array, carry: tuple) -> tuple:
@@ -101,7 +101,7 @@ def run_block(
 def log_dets(dist: SubsetDistribution, subsets: np.ndarray) -> np.ndarray:
     """log det L_S of subsets (..., w) with their pinned items; -inf outside the support.
 
-    So many at a time, whatever their number, so that nothing is compiled again.
+    They are computed in blocks of one length, so that nothing is compiled again for another number.
     """
     rows = subsets.reshape(math.prod(subsets.shape[:-1]), subsets.shape[-1]).astype(np.int32)
     padded = np.pad(rows, [(0, -len(rows) % _ROWS), (0, 0)], constant_values=dist.num_items)
@@ -120,7 +120,7 @@ def _log_dets(dist: SubsetDistribution, rows: Array) -> Array:
 
 @jax.jit
 def uniform_starts(dist: SubsetDistribution, walk: Walk, keys: Array) -> Array:
-    """A start (c, w) for each key: a size, uniformly among those that are possible, and that many items, uniformly."""
+    """A start (c, w) for each key: a size, uniform among the possible ones, and that many items, uniformly."""
 
     def start(key: Array) -> Array:
         size_key, items_key = random.split(key)

@@ -1,18 +1,18 @@
 r"""Latent subsets in MCMC: a Gibbs block that updates NDPP and KNDPP sites, beside NUTS on the continuous ones.
 
 Given all other sites, a subset has the law p(S) ∝ prior(S) · likelihood(S), where the likelihood is whatever else in
-the model depends on S. The sampling engine of the prior is the proposal: items are dropped uniformly, and as many or
-fewer or more are drawn to join those that are left, from the prior. For such a move the prior cancels but for sums that
-the draw has computed already (:meth:`numpyro_ndpp.samplers.walk.Walk.move`): it is accepted with probability
+the model depends on S. The sampler of the prior makes the proposal: items are dropped uniformly, and others, as many or
+fewer or more, are drawn from the prior to join the rest. The prior then cancels, but for sums that the draw has
+computed already (:meth:`numpyro_ndpp.samplers.walk.Walk.move`). The move is accepted with probability
 
 .. math:: \min\left(1, \frac{\text{likelihood}(S')}{\text{likelihood}(S)}
           \frac{\binom{|S|}{r} Z_s(A)}{\binom{|S'|}{s} Z_r(A)}\right), \qquad Z_s(A) = \sum_{|T|=s} \det L_{A∪T} ,
 
-where r items are dropped, A is left, and s are added: the likelihood ratio alone where the size stays. No prior
-probability is evaluated. The prior comes from the model's own trace, so that its kernel may depend on other sites.
+where r items are dropped, A is left, and s are added. If the size stays, this is the likelihood ratio alone. No prior
+probability is evaluated. The prior comes from the model's own trace, so its kernel may depend on other sites.
 
-Where the size is fixed, two items are exchanged at a time. Where it varies, one of three kinds of moves is chosen at
-random: one item more or less, two items more or less (kernels that are skew have no single ones), one or two exchanged.
+If the size is fixed, two items are exchanged at a time. If it varies, one of three kinds of moves is chosen at random:
+one item more or less, two items more or less (skew kernels have no single ones), one or two exchanged.
 """
 
 import copy
@@ -46,10 +46,7 @@ _DROPPED, _ADDED = (0, 1, 0, 2, 2, 1), (1, 0, 2, 0, 2, 1)
 
 
 def local_move(dist: SubsetDistribution, walk: Walk, key: Array, subset: Array) -> tuple[Array, Array]:
-    """A subset (w,) near another one, and the log of the Hastings ratio; the same one and -inf where none is.
-
-    Two items are exchanged where the size is fixed; else the kind of move is chosen at random.
-    """
+    """A subset (w,) near another one, and the log of the Hastings ratio; the same subset and -inf if there is none."""
     kind_key, key = random.split(key)
     if dist.min_size == dist.max_size:
         dropped = added = jnp.asarray(min(2, dist.max_size))
@@ -69,7 +66,7 @@ def _as_items(dist: SubsetDistribution | Multihot, value: Array) -> tuple[Subset
 
 
 class SubsetGibbsState(NamedTuple):
-    """The subsets, by site, and the share of accepted moves: in the last update and on average since warm-up."""
+    """The subsets, by site, and the mean acceptance probability of moves: in the last update, and since warm-up."""
 
     z: Values
     accept_prob: Array
@@ -83,14 +80,13 @@ class SubsetGibbs(MCMCKernel):
 
     :param model: the model, the same one that the other blocks have.
     :param site: the name of a latent site with an NDPP or KNDPP, conditioned or as a multihot view; or several names.
-    :param num_moves: how many moves are proposed for every subset in an update. Each takes one evaluation of the model.
-    :param fresh: the share of moves that propose a fresh draw from the prior, by the distribution's own sampler, which
-        must be exact.
-    :raises ValueError: for ``num_moves`` and ``fresh`` out of range, and when a chain is set up, for a site that is
+    :param num_moves: how many moves an update proposes for every subset. Each evaluates the model once.
+    :param fresh: the share of moves that propose a fresh draw from the prior. Its own sampler draws, and must be exact.
+    :raises ValueError: for ``num_moves`` and ``fresh`` out of range. When a chain is set up, also for a site that is
         missing, observed, in a plate, or no distribution of subsets, and for fresh draws of an approximate sampler.
 
-    The state has ``accept_prob``, the mean acceptance probability of an update, as an extra field:
-    ``block_states.0.accept_prob`` where this is the first block. Chains side by side: ``chain_method=jax.vmap``.
+    The state has an extra field, ``accept_prob``, the mean acceptance probability of an update:
+    ``block_states.0.accept_prob`` if this is the first block. ``chain_method=jax.vmap`` runs chains side by side.
 
     >>> import jax.numpy as jnp
     >>> import numpyro
@@ -183,7 +179,7 @@ class SubsetGibbs(MCMCKernel):
     # --- For HMCGibbs ------------------------------------------------------------------------------------------------
 
     def gibbs_fn(self, *model_args: Any, **model_kwargs: Any) -> Callable[..., Values]:
-        """The update as a function for ``HMCGibbs``, which does not hand the data on: give the model's arguments here.
+        """The update as a function for ``HMCGibbs``. That does not hand on the data: give the model's arguments here.
 
         :raises ValueError: for a site that is missing, observed, in a plate, or no distribution of subsets.
         """
@@ -260,7 +256,7 @@ class SubsetGibbs(MCMCKernel):
         def log_likelihood(subset: Array) -> Array:
             substituted = {**values, name: as_value(subset)}
             log_probs, _ = compute_log_probs(model, args, kwargs, substituted)
-            # The prior's own, which is not used, is not computed either once this is compiled.
+            # The prior's own is not used; once this is compiled, it is not computed either.
             total = sum((value for site, value in log_probs.items() if site != name), jnp.zeros(()))
             return jnp.where(jnp.isnan(total), -jnp.inf, total)  # any other subset is better
 

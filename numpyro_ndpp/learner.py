@@ -1,6 +1,6 @@
-"""The steps behind :func:`numpyro_ndpp.learning.fit`: models, their starts, SVI on minibatches, how kernels are judged.
+"""The steps behind :func:`numpyro_ndpp.learning.fit`: models, their starts and data, SVI on minibatches, evaluations.
 
-Everything that may change from fit to fit of one model, shape and batch size is an argument of the compiled programs.
+Fits of one model, shape and batch size share their compiled programs: all that differs between them is an argument.
 """
 
 import math
@@ -35,7 +35,7 @@ from numpyro_ndpp.subsets import as_padded
 
 
 def _start_ndpp(key: Array, num_items: int, rank: tuple[int, int], length: float) -> dict[str, Array]:
-    """Items bought about independently, about as often as in the data if the length is 1, and a little to link them."""
+    """Items that are bought about independently (as often as in the data if the length is 1), and a little skew."""
     keys = random.split(key, 3)
     return {
         "V_base": length * directions(keys[0], num_items, rank[0]),
@@ -62,11 +62,11 @@ class _Model(NamedTuple):
     start: Callable[[Array, int, tuple[int, int], float], dict[str, Array]]
     sites: tuple[str, ...]
     strengths: dict[str, float]
-    """Those that it has, with values that do well."""
+    """The strengths that the model has, with values that do well."""
 
 
 _START_SKEW = 0.3
-# V starts from the centre of its prior, but no nearer to zero, where no gradient leads away.
+# V starts from the centre of its prior, but no nearer to zero than this: at zero no gradient leads away.
 _SHORTEST_START = 0.5
 _LOC = "_loc"
 MODELS = {
@@ -76,12 +76,12 @@ MODELS = {
     ),
     "symmetric": _Model(symmetric_prior, _start_symmetric, ("V_base",), {"alpha": 10.0}),
 }
-# Adam moves features that all have one scale, whatever the counts of their items.
+# Adam moves features of one scale, whatever the counts of their items.
 _ONE_SCALE = {"V": TransformReparam(), "B": TransformReparam()}
 
 
 def _padded(name: str, baskets: Any, num_items: int, rank: int) -> np.ndarray:
-    """Baskets as padded subsets, checked: items in range, none twice, none of the baskets larger than the rank."""
+    """Baskets as padded subsets. Items must be in range and none twice; no basket may be larger than the rank."""
     padded = as_padded(name, baskets, num_items)
     sizes = np.sum(padded < num_items, axis=1)
     if len(sizes) and sizes.max() > rank:
@@ -114,23 +114,22 @@ def split_baskets(
 
 
 def training_data(settings: dict[str, Any], train: np.ndarray) -> tuple[Array, Array, Array | None]:
-    """What the model is called with: baskets, how many hold each item, and what V's prior is centred on."""
-    num_items, key = settings["num_items"], random.key(settings["seed"])
-    length = settings["anchor"]
+    """The model's arguments: baskets, how many hold each item, and what V's prior is centred on."""
+    num_items, length = settings["num_items"], settings["anchor"]
     # The directions are those that V starts from.
-    anchor = length * directions(key, num_items, settings["rank"][0]) if length else None
+    anchor = length * directions(random.key(settings["seed"]), num_items, settings["rank"][0]) if length else None
     return jnp.asarray(train), jnp.asarray(item_counts(train, num_items)), anchor
 
 
 class _Programs:
-    """The compiled steps, evaluations and kernels of SVI for one model and rank: what fits of other numbers share.
+    """The compiled steps, evaluations and kernels of SVI for one model, shape and batch size.
 
-    It holds no data: compiled methods and the object refer to one another, and are collected late.
+    It holds no data: compiled methods and the object refer to one another, and memory is freed late.
     """
 
     def __init__(self, model: str, num_items: int, rank: tuple[int, int], batch_size: int) -> None:
         self._kind, self._num_items, self._rank, self._batch_size = MODELS[model], num_items, rank, batch_size
-        # A compiler that times several ways to multiply may take another in the process that goes on from a checkpoint.
+        # No timing of several ways to multiply: the process that goes on from a checkpoint must take the same way.
         options: Any = {"xla_gpu_autotune_level": 0} if jax.default_backend() == "gpu" else None
         self.start = jax.jit(self._first_state, compiler_options=options)
         self.advance = jax.jit(self._many_steps, donate_argnums=0, compiler_options=options)
@@ -149,7 +148,7 @@ class _Programs:
         adam = numpyro.optim.Adam(lambda step: rate * 0.5 * (1 + jnp.cos(jnp.pi * step / num_steps)))
         svi = SVI(partial(_at_point, model, self._kind.sites), _no_guide, adam, Trace_ELBO())
         transforms = {name + _LOC: biject_to(_constraint(name)) for name in self._kind.sites}
-        svi.constrain_fn = partial(transform_fn, transforms)  # as its init does, which would run the model
+        svi.constrain_fn = partial(transform_fn, transforms)  # what svi.init does; but that runs the model
         return svi
 
     def _first_state(self, key: Array, length: float, numbers: dict[str, Any]) -> SVIState:
@@ -157,7 +156,7 @@ class _Programs:
         values = self._kind.start(start_key, self._num_items, self._rank, length)
         params = {name + _LOC: biject_to(_constraint(name)).inv(value) for name, value in values.items()}
         optim_state = self._svi(numbers).optim.init(params)
-        # Of the types that it has when it is read from a checkpoint, for which nothing is then compiled again.
+        # Strong types, as a state read from a checkpoint has: nothing is compiled again for it.
         optim_state = jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype), optim_state)
         return SVIState(optim_state, None, step_key)
 
@@ -198,7 +197,7 @@ _programs = lru_cache(maxsize=8)(_Programs)
 
 
 class Learner:
-    """SVI for the model that the settings describe: its steps, evaluations and kernels. It holds no data."""
+    """SVI for the model of the settings: its steps, evaluations and kernels. It holds no data."""
 
     def __init__(self, settings: dict[str, Any], num_baskets: int) -> None:
         rank = tuple(settings["rank"])
@@ -214,7 +213,7 @@ class Learner:
         return self.programs.start(*self._origin())
 
     def shapes(self) -> SVIState:
-        """Those of the state, which is not computed."""
+        """The shapes of the state; nothing is computed."""
         return jax.eval_shape(self.programs.start, *self._origin())
 
     def _origin(self) -> tuple[Any, ...]:
@@ -222,12 +221,12 @@ class Learner:
         return random.key(self._settings["seed"]), length, self.numbers
 
     def advance(self, state: Any, data: tuple[Any, ...], number: int) -> tuple[Any, float]:
-        """The state after so many steps, in place of the given one, and the mean loss over them for each basket."""
+        """The state after ``number`` steps, in the memory of the given one, and the mean loss of a basket."""
         state, loss = self.programs.advance(state, data, self.numbers, number)
         return state, float(loss) / self._num_baskets
 
     def judge(self, state: Any, data: tuple[Any, ...], held_out: np.ndarray) -> tuple[float, float]:
-        """The mean log-likelihood of the held-out baskets, and what is to be taken off it for rejections."""
+        """The mean log-likelihood of the held-out baskets, and the price of rejections."""
         value, price = self.programs.judge(state, data, self.numbers, jnp.asarray(held_out), self._most)
         return float(value), float(price)
 
@@ -241,9 +240,9 @@ def _constraint(site: str) -> Any:
 
 
 def _at_point(model: Callable[..., NDPP], sites: tuple[str, ...], *data: Any) -> None:
-    """The model with a parameter in place of each of its sites, so that the ELBO is its log density: a MAP estimate.
+    """The model with a parameter in place of each site. The ELBO is then its log density, and the maximum the MAP.
 
-    A guide of point masses says the same, but its densities compare the features with themselves, in masks as large.
+    A guide of point masses says the same, but its densities need masks as large as the features.
     """
     values = {name: numpyro.param(name + _LOC, constraint=_constraint(name)) for name in sites}
     handlers.condition(model, values)(*data)

@@ -1,7 +1,7 @@
 """Kernels learned from baskets: the MAP estimate of a model of :mod:`numpyro_ndpp.priors`, by SVI.
 
-Minibatches, Adam with a rate that falls to zero as a cosine, the log-likelihood of held-out baskets to stop by, and
-checkpoints from which a killed run goes on as if nothing had happened.
+A fit takes minibatches and Adam, with a rate that falls to zero as a cosine. It stops by the log-likelihood of held-out
+baskets, and a killed run goes on from its checkpoint as if nothing had happened.
 
 References: see :mod:`numpyro_ndpp.priors`.
 """
@@ -49,8 +49,8 @@ class Fit(NamedTuple):
     D: np.ndarray
     history: dict[str, np.ndarray]
     """One number for each evaluation: ``step``, ``loss`` (mean over the steps since the last one, per basket),
-    ``validation`` (mean log-likelihood of the held-out baskets), ``price`` (what is taken off for rejections;
-    the best evaluation is that with the largest difference of the two) and ``seconds``."""
+    ``validation`` (mean log-likelihood of the held-out baskets), ``price`` (of rejections; the best evaluation has the
+    largest ``validation - price``) and ``seconds``."""
     settings: dict[str, Any]
 
     def distribution(self, **settings: Any) -> NDPP:
@@ -60,7 +60,7 @@ class Fit(NamedTuple):
     def save(self, path: str | Path) -> None:
         """Write an npz file, whole or not at all.
 
-        :raises OSError: if it cannot be written, for want of space for example; a file of that name stays as it was.
+        :raises OSError: if it cannot be written; a file of that name stays as it was.
         """
         write_arrays(path, self._arrays(), self.settings)
 
@@ -68,7 +68,7 @@ class Fit(NamedTuple):
     def load(cls, path: str | Path) -> "Fit":
         """What :meth:`save` wrote.
 
-        :raises ValueError: for a file that is not such a one.
+        :raises ValueError: for any other file.
         """
         return cls._of_arrays(*read_arrays(path, ("V", "B", "D")))
 
@@ -105,37 +105,34 @@ def fit(
 ) -> Fit:
     r"""A kernel learned from baskets: the MAP estimate of a model of :mod:`numpyro_ndpp.priors`, by SVI, in float32.
 
-    Minibatches, Adam with a rate that falls to zero as a cosine; every ``evaluate_every`` steps the log-likelihood of
-    held-out baskets (less the price of rejections, for ondpp). The parameters with the best one are kept, and the run
-    ends early when it has not risen ``patience`` times in a row. A step costs O(n d² + d³) for the normaliser and
-    O(m d² + m² d + m³) for each basket of m.
+    Every ``evaluate_every`` steps the kernel is judged by the log-likelihood of held-out baskets (for ondpp, less the
+    price of rejections). The best kernel is kept. The run ends early when the value has not risen ``patience`` times in
+    a row. A step costs O(n d² + d³) for the normaliser and O(m d² + m² d + m³) for each basket of m.
 
     :param baskets: lists of item numbers, or padded subsets (N, m).
     :param num_items: the number n of items.
     :param model: ``"ndpp"``, ``"ondpp"`` (orthogonal, for the rejection sampler) or ``"symmetric"`` (no B).
     :param rank: the columns of V and of B; one number stands for both.
-    :param alpha, beta, gamma: the strengths of the priors of V and B, and of ondpp's price of rejections. None: what
-        does well for the model, an alpha of 50 and a beta of 30 for ``"ndpp"``, 50, 0.01 and a gamma of 0.5 for
-        ``"ondpp"``, an alpha of 10 for ``"symmetric"``.
-    :param max_proposals: the expected number of proposals that a kernel of ondpp may need to count as the best; None:
-        any, and the price of rejections is taken off its log-likelihood.
+    :param alpha, beta, gamma: the strengths of the priors of V and B, and of ondpp's price of rejections. The default
+        does well for the model: 50 and 30 for ``"ndpp"``, 50, 0.01 and 0.5 for ``"ondpp"``, 10 for ``"symmetric"``.
+    :param max_proposals: the most expected proposals with which a kernel of ondpp counts as the best. None: any number,
+        and the price of rejections is taken off the log-likelihood.
     :param anchor: how far from zero the prior of V is centred. At 1, and with many more columns than a basket has
         items, these are bought about independently and as often as in the data; at 0.5 a quarter as often, at 0 never.
-        Near 1 rare items have most room, and the log-likelihood is best; near 0 random subsets, which are mostly rare
-        items, are told apart best. The papers' objective is ``anchor=0, alpha=0.01, beta=0.01``, which relies on the
-        early stop.
+        Near 1 rare items have most room, and the log-likelihood is best. Near 0 random subsets, which are mostly rare
+        items, are told apart best. The papers' objective is ``anchor=0, alpha=0.01, beta=0.01``; it relies on the early
+        stop.
     :param batch_size: baskets in a minibatch.
-    :param num_steps: steps at most, over which the rate falls.
+    :param num_steps: the most steps; the rate falls over them.
     :param learning_rate: Adam's rate at the first step, for features of length one or so.
-    :param validation: baskets to judge by, or how many of ``baskets`` to hold out for that; by default 300, or a tenth
-        if that is less.
+    :param validation: baskets to judge by, or how many of ``baskets`` to hold out; by default a tenth, at most 300.
     :param evaluate_every: steps from one evaluation to the next.
-    :param patience: evaluations without a rise after which to stop; 0: never.
-    :param seed: of the minibatches, of what V, B and D start from, and of what is held out.
-    :param checkpoint: a file that the state is written to every ``checkpoint_every`` steps, with the next evaluation.
-        If it is there already, the run goes on from it, and on the same machine ends with the parameters of one never
-        interrupted, to the last bit.
-    :param progress_bar: a bar with the last log-likelihood of the held-out baskets.
+    :param patience: evaluations without a rise after which the run stops; 0: never.
+    :param seed: the seed of the minibatches, of the start and of what is held out.
+    :param checkpoint: a file for the state, written every ``checkpoint_every`` steps, at the next evaluation. If it
+        exists, the run goes on from it. On the same machine it then ends with the parameters of an uninterrupted run,
+        to the last bit.
+    :param progress_bar: whether to show a bar, with the last log-likelihood of the held-out baskets.
     :raises ValueError: for fewer than two baskets, items out of range or repeated, baskets larger than the rank,
         settings out of range or of another model, and a checkpoint of other data or settings.
     :raises TypeError: for items that are not integers.
@@ -223,15 +220,14 @@ def fit(
 
 
 def _warn_of_failures(result: Fit, held_out: np.ndarray) -> None:
-    """Say so if no evaluation counted, so that the last kernel stands for the best one, or if baskets were no use."""
+    """Warn if no evaluation counted, so that the last kernel stands for the best one, or if baskets were of no use."""
     validation, price = result.history["validation"], result.history["price"]
     most = result.settings.get("max_proposals")
     warned = []
     if np.isneginf(validation - price).all() and np.isposinf(price).all():
         warned.append(
-            f"no kernel with at most max_proposals={most} expected proposals was met: this is the last one; a gamma "
-            f"above {result.settings['gamma']} or more than num_steps={result.settings['num_steps']} steps would lower "
-            f"them"
+            f"no kernel with at most max_proposals={most} expected proposals was met: this is the last one; raise "
+            f"gamma above {result.settings['gamma']} or num_steps above {result.settings['num_steps']}"
         )
     elif np.isneginf(validation - price).all():
         impossible = int(np.isneginf(np.asarray(result.distribution().log_prob(held_out))).sum())
@@ -242,8 +238,8 @@ def _warn_of_failures(result: Fit, held_out: np.ndarray) -> None:
         )
     if np.isposinf(result.history["loss"]).any():
         warned.append(
-            "some baskets to learn from had probability zero, to rounding, in some of the steps, and counted for "
-            "nothing in them (history['loss'] is inf there)"
+            "some baskets to learn from had probability zero, to rounding, in some steps, which did not count them "
+            "(history['loss'] is inf there)"
         )
     for text in warned:
         warnings.warn(text, stacklevel=3)

@@ -2,9 +2,9 @@ r"""How good a learned kernel is on baskets it has not seen: log-likelihood, AUC
 
 Each is a mean over baskets (or an AUC) with a bootstrap interval over them.
 
-The published numbers come from the authors' code, which averages the AUC and the percentile rank over three groups of
-sizes, cut evenly on the scale of their logarithms, and hides the item with the largest number rather than a random one:
-``"grouped"`` and ``"reference"`` below. It matters: one ranking of baskets of all sizes (``"pooled"``) has a random
+The published numbers come from the authors' code. It averages the AUC and the percentile rank over three groups of
+sizes, cut evenly on the scale of their logarithms, and it hides the item with the largest number, not a random one:
+``"grouped"`` and ``"reference"`` below. This matters: one ranking of baskets of all sizes (``"pooled"``) has a random
 pair above a real basket of fifty, so the pooled AUC of a very good model may be 0.6.
 
 Reference: Gartrell, Han, Dohmatob, Gillenwater and Brunel (2021), *Scalable learning and MAP inference for
@@ -28,7 +28,7 @@ from numpyro_ndpp.widths import narrowing_widths
 
 __all__ = ["Estimate", "mean_log_likelihood", "mean_percentile_rank", "subset_auc"]
 
-# Scores of so many pairs of a basket and an item are held at once.
+# At most so many scores, one for each pair of a basket and an item, are held at once.
 _SCORES = 2**24
 _NARROWEST = 4
 
@@ -50,22 +50,24 @@ _NO_NUMBER = Estimate(np.nan, np.nan, np.nan)
 def _bootstrap(
     statistic: Callable[[np.ndarray], float], groups: np.ndarray, level: float, seed: int, repeats: int
 ) -> Estimate:
-    """The statistic of all baskets, and the quantiles of the same of baskets drawn with replacement, from each group as
-    many as it has: a mean over groups would be another one without the smallest of them."""
+    """The mean over groups of the statistic of each group's baskets, and quantiles of the same for baskets drawn anew.
+
+    They are drawn with replacement within each group: without the smallest group the mean would be another one.
+    """
     level, repeats = finite_float("level", level, 0, 1, exclusive=True), static_int("num_bootstraps", repeats, 0)
     rng = np.random.default_rng(seed)
     parts = [np.flatnonzero(groups == group) for group in np.unique(groups)]
-    again = [
-        statistic(np.concatenate([part[rng.integers(len(part), size=len(part))] for part in parts]))
-        for _ in range(repeats)
-    ]
-    value = float(statistic(np.arange(len(groups))))
+
+    def mean(chosen: list[np.ndarray]) -> float:
+        return float(np.mean([statistic(part) for part in chosen]))
+
+    again = [mean([part[rng.integers(len(part), size=len(part))] for part in parts]) for _ in range(repeats)]
     if not again:
-        return Estimate(value, np.nan, np.nan)
+        return Estimate(mean(parts), np.nan, np.nan)
     # No interpolation: a mean may be -inf.
     low = np.quantile(again, (1 - level) / 2, method="lower")
     high = np.quantile(again, (1 + level) / 2, method="higher")
-    return Estimate(value, float(low), float(high))
+    return Estimate(mean(parts), float(low), float(high))
 
 
 def _lists(baskets: Subsets, num_items: int) -> list[np.ndarray]:
@@ -83,33 +85,18 @@ def _size_groups(sizes: np.ndarray) -> np.ndarray:
     return np.searchsorted(edges, np.log10(np.maximum(sizes, 1)), side="right")
 
 
-def _mean_over_groups(statistic: Callable[[np.ndarray], float], groups: np.ndarray) -> Callable[[np.ndarray], float]:
-    """Of chosen baskets, the mean over their groups of the statistic of each group."""
-
-    def mean(chosen: np.ndarray) -> float:
-        parts = [chosen[groups[chosen] == group] for group in np.unique(groups[chosen])]
-        return float(np.mean([statistic(part) for part in parts]))
-
-    return mean
-
-
 def mean_log_likelihood(
-    dist: SubsetDistribution,
-    baskets: Subsets,
-    *,
-    level: float = 0.95,
-    num_bootstraps: int = 1000,
-    seed: int = 0,
+    dist: SubsetDistribution, baskets: Subsets, *, level: float = 0.95, num_bootstraps: int = 1000, seed: int = 0
 ) -> Estimate:
     """The mean of log P(basket), with an interval of the given level.
 
     :param level: the probability of the bootstrap interval, between 0 and 1.
-    :param num_bootstraps: how many times baskets are drawn anew for it; 0: no interval, its ends are NaN.
-    :param seed: of these draws.
+    :param num_bootstraps: how many times baskets are drawn anew for it. With 0 its ends are NaN.
+    :param seed: the seed of these draws.
     :raises ValueError: for a batch of distributions, no baskets, items or settings out of range.
     :raises TypeError: for any other distribution.
 
-    The value is NaN, here and below, if the distribution's normaliser is not a number.
+    The value is NaN if the distribution's normaliser is not a number; so it is for the other metrics.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_ndpp import NDPP
@@ -119,7 +106,7 @@ def mean_log_likelihood(
     """
     check_distribution(dist, SubsetDistribution)
     values = _log_probs(dist, _lists(baskets, dist.num_items))
-    return _bootstrap(lambda chosen: values[chosen].mean(), np.zeros(len(values)), level, seed, num_bootstraps)
+    return _bootstrap(lambda part: values[part].mean(), np.zeros(len(values)), level, seed, num_bootstraps)
 
 
 def _log_probs(dist: SubsetDistribution, lists: list[np.ndarray]) -> np.ndarray:
@@ -137,11 +124,11 @@ def subset_auc(
 ) -> Estimate:
     """How well log-probabilities tell baskets from uniformly random subsets of the same sizes.
 
-    Where the distribution is conditioned, the random subsets have none of the items that are given to be in or out.
+    If the distribution is conditioned, the random subsets have none of the items that are given to be in or out.
 
     :param kind: ``"paired"``: the share of baskets that are likelier than their own random subset. ``"grouped"``: the
         AUC within each of three groups of sizes, averaged, as published. ``"pooled"``: one AUC over baskets of all
-        sizes, which small baskets, always likelier than large ones, blur. Ties count one half.
+        sizes; it is blurred, for small baskets are always likelier than large ones. Ties count one half.
     :param level, num_bootstraps, seed: as in :func:`mean_log_likelihood`; the random subsets depend on the seed too.
     :raises ValueError: for another kind, a batch of distributions, no baskets, items out of range.
 
@@ -158,22 +145,19 @@ def subset_auc(
     if np.isnan(dist.log_normalizer):
         return _NO_NUMBER
     lists, rng = _lists(baskets, dist.num_items), np.random.default_rng(seed)
-    free = _items_that_may_be_drawn(dist)
+    decided = np.concatenate([np.ravel(dist.pinned), np.ravel(dist.excluded)])
+    free = np.setdiff1d(np.arange(dist.num_items), decided)
     if max(map(len, lists)) > len(free):
         raise ValueError(f"baskets: one has {max(map(len, lists))} items, but only {len(free)} are neither in nor out")
     random_sets = [np.sort(rng.choice(free, size=len(basket), replace=False)) for basket in lists]
     real, fake = _log_probs(dist, lists), _log_probs(dist, random_sets)
-    if kind == "paired":
-        wins = (real > fake) + 0.5 * (real == fake)
-        return _bootstrap(lambda chosen: wins[chosen].mean(), np.zeros(len(wins)), level, seed, num_bootstraps)
-    groups = _size_groups(np.array(list(map(len, lists)))) if kind == "grouped" else np.zeros(len(lists), int)
-    statistic = _mean_over_groups(lambda part: _auc(real[part], fake[part]), groups)
+    groups = _size_groups(np.array(list(map(len, lists)))) if kind == "grouped" else np.zeros(len(lists))
+    wins = (real > fake) + 0.5 * (real == fake)
+
+    def statistic(part: np.ndarray) -> float:
+        return wins[part].mean() if kind == "paired" else _auc(real[part], fake[part])
+
     return _bootstrap(statistic, groups, level, seed, num_bootstraps)
-
-
-def _items_that_may_be_drawn(dist: SubsetDistribution) -> np.ndarray:
-    """All items but those that a condition has put in or out."""
-    return np.setdiff1d(np.arange(dist.num_items), np.concatenate([np.ravel(dist.pinned), np.ravel(dist.excluded)]))
 
 
 def _auc(real: np.ndarray, fake: np.ndarray) -> float:
@@ -194,19 +178,19 @@ def mean_percentile_rank(
 ) -> Estimate:
     """Where a hidden item of a basket stands among the items that could join the rest: 100 is first, 50 is chance.
 
-    :param dist: a distribution, or a score for every item (n,) whatever the rest, such as its popularity. Ties are in
-        favour of the hidden item by the paper's definition and against it by the reference: break them if there are
-        many, as among the counts of rare items.
-    :param baskets: those of one item or none are passed over, for there is nothing to go by.
+    :param dist: a distribution, or a score for every item (n,) whatever the rest, such as its popularity. Ties favour
+        the hidden item by the paper's definition and go against it by the reference. Break them if there are many, as
+        among the counts of rare items.
+    :param baskets: those of one item or none are passed over.
     :param definition: ``"paper"``: a random item is hidden, and its rank is the share of the items outside the rest
-        that are no likelier than it. ``"reference"``: as the authors' code has it, the item with the largest number is
-        hidden, its rank is the share of the possible items that are less likely, and the mean is over the means of
-        three groups of sizes. A hidden item that is impossible has rank 0 in both.
+        that are no likelier than it. ``"reference"``, the authors' code: the item with the largest number is hidden,
+        its rank is the share of the possible items that are less likely, and the mean is over the means of three groups
+        of sizes. A hidden item that is impossible has rank 0 in both.
     :param level, num_bootstraps, seed: as in :func:`mean_log_likelihood`; what is hidden depends on the seed too.
     :raises ValueError: for another definition, a batch of distributions, no basket of two items, items out of range,
         scores of another shape.
 
-    Scores of all items, O(n m d) for a basket of m, in chunks. Baskets of like sizes are put together.
+    A basket of m costs O(n m d), for the scores of all items.
 
     >>> import numpy as np
     >>> popularity = np.array([5.0, 4.0, 3.0, 2.0, 1.0])
@@ -240,19 +224,15 @@ def mean_percentile_rank(
             rows = pad_subsets([rest[i] for i in filled], n, width)
             counts[:, part] = _rank_counts(judged, rows, hidden[filled])[:, : len(part)]
     no_likelier, outside, likelier, possible, can_join = counts
-    ranks = 100 * (
-        no_likelier / np.maximum(outside, 1) if definition == "paper" else 1 - likelier / np.maximum(possible, 1)
-    )
+    by_paper = no_likelier / np.maximum(outside, 1)
+    ranks = 100 * (by_paper if definition == "paper" else 1 - likelier / np.maximum(possible, 1))
     ranks[can_join == 0] = 0.0
-    if definition == "paper":
-        return _bootstrap(lambda chosen: ranks[chosen].mean(), np.zeros(len(ranks)), level, seed, num_bootstraps)
-    groups = _size_groups(sizes + 1)
-    statistic = _mean_over_groups(lambda part: ranks[part].mean(), groups)
-    return _bootstrap(statistic, groups, level, seed, num_bootstraps)
+    groups = _size_groups(sizes + 1) if definition == "reference" else np.zeros(len(ranks))
+    return _bootstrap(lambda part: ranks[part].mean(), groups, level, seed, num_bootstraps)
 
 
 def _in_order(scores: ArrayLike) -> Array:
-    """The scores (n,) by their places in order, equal ones alike: float32 would not hold all their digits."""
+    """The places of the scores (n,) in order, equal ones alike: float32 would not hold all digits of the scores."""
     given = np.asarray(scores)
     if given.ndim != 1:
         raise ValueError(f"dist must be a distribution or a score for every item, got an array of shape {given.shape}")
@@ -262,9 +242,11 @@ def _in_order(scores: ArrayLike) -> Array:
 
 @jax.jit
 def _rank_counts(dist: SubsetDistribution | Array, rest: Array, hidden: Array) -> Array:
-    """For the hidden items (c,), given the rest (c, m) of their baskets, the numbers (5, c) of items outside the rest
-    that are no likelier, of all outside, of possible ones that are as likely or likelier, and of all possible ones; and
-    whether the hidden one is possible itself."""
+    """Five counts (5, c) for the hidden items (c,), given the rest (c, m) of their baskets.
+
+    They are the items outside the rest that are no likelier; all outside; the possible ones that are as likely or
+    likelier; all possible ones; and 1 if the hidden item is possible itself.
+    """
     if isinstance(dist, SubsetDistribution):
         n, scores = dist.num_items, dist.next_item_log_prob(rest)
         rest = dist.with_pinned(rest)  # these are in every subset, and cannot join

@@ -1,8 +1,8 @@
 """How a subset is written down: padded vectors of item numbers, lists, and 0/1 vectors.
 
-A value is a vector of int32 item numbers, increasing, filled up at the end with ``num_items``, one past the last
-item. JAX then does the right thing unasked: sorting keeps the fill at the end, and scattering drops it. A draw that
-could not be made is -1 throughout, which is no subset.
+A padded subset is a vector of increasing int32 item numbers, filled up with ``num_items``, one past the last item. So
+sorting keeps the fill at the end, and JAX's scattering drops it. A draw that could not be made is -1 throughout, which
+is no subset.
 """
 
 from collections.abc import Iterable, Sequence
@@ -78,9 +78,9 @@ def _padded(
 
 
 def as_padded(name: str, subsets: Subsets, num_items: int) -> np.ndarray:
-    """Subsets given as lists of items or as padded rows (s, m), checked, as padded rows.
+    """Lists of items, or padded rows (s, m), as padded rows.
 
-    :raises ValueError: for items out of range or repeated, or an array that has not two dimensions.
+    :raises ValueError: for items out of range or repeated, or an array without two dimensions.
     :raises TypeError: for items that are not integers.
     """
     if isinstance(subsets, (np.ndarray, Array)):

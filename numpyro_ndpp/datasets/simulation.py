@@ -35,11 +35,11 @@ def simulate_baskets(
 ) -> SimulatedBaskets:
     """Independent baskets from an NDPP whose complements (bought together) and substitutes (one of two) are known.
 
-    Substitutes share a direction of V; complements are tied by one skew pair of B and D; other items are independent.
-    An item may be in one pair at most. The kernel has a column for every item: for up to some hundreds of them.
+    Substitutes share a direction of V. Complements share a skew pair of B and D. Other items are independent. An item
+    may be in one pair at most. The kernel has a column for every item, so there should be some hundreds at most.
 
-    :raises ValueError: for a pair of one item with itself or one out of range, an item in two pairs, a negative number
-        of baskets.
+    :raises ValueError: for a pair of an item with itself, an item out of range or in two pairs, a negative number of
+        baskets, an expected size that is not between 0 and the number of items.
 
     >>> shop = simulate_baskets(3)
     >>> len(shop.baskets), [shop.items[item] for item in shop.complements[0]]
@@ -66,10 +66,9 @@ def simulate_baskets(
 
 
 def _scale_of_mean_size(L: np.ndarray, expected_size: float) -> float:
-    """The number to multiply a kernel of full rank with, so that subsets have that many items on average.
+    """The factor with which a kernel of full rank has subsets of that mean size, by bisection.
 
-    :meth:`~numpyro_ndpp.NDPP.with_expected_size` finds it for any kernel; for a dense one, by bisection in NumPy, there
-    is nothing to compile.
+    :meth:`~numpyro_ndpp.NDPP.with_expected_size` finds it for any kernel; NumPy has nothing to compile.
     """
     finite_float("expected_size", expected_size, 0, len(L), exclusive=True)
     eigenvalues = np.linalg.eigvals(L)
