@@ -34,32 +34,25 @@ from numpyro_ndpp.priors import (
 from numpyro_ndpp.subsets import as_padded
 
 
-def _start_ndpp(key: Array, num_items: int, rank: tuple[int, int], length: float) -> dict[str, Array]:
-    """Items that are bought about independently (as often as in the data if the length is 1), and a little skew."""
-    keys = random.split(key, 3)
-    return {
-        "V_base": length * directions(keys[0], num_items, rank[0]),
-        "B_base": _START_SKEW * directions(keys[1], num_items, rank[1]),
-        "D": random.normal(keys[2], (rank[1], rank[1]), jnp.float32),
-    }
+def _start_ndpp(key: Array, V: Array, num_skew: int) -> dict[str, Array]:
+    B_key, D_key = random.split(key)
+    B = _START_SKEW * directions(B_key, len(V), num_skew)  # a little, to link items that V has about independent
+    return {"V_base": V, "B_base": B, "D": random.normal(D_key, (num_skew, num_skew), jnp.float32)}
 
 
-def _start_symmetric(key: Array, num_items: int, rank: tuple[int, int], length: float) -> dict[str, Array]:
-    return {"V_base": length * directions(key, num_items, rank[0])}
+def _start_symmetric(key: Array, V: Array, num_skew: int) -> dict[str, Array]:
+    return {"V_base": V}
 
 
-def _start_ondpp(key: Array, num_items: int, rank: tuple[int, int], length: float) -> dict[str, Array]:
-    keys = random.split(key)
-    return {
-        "V_raw": length * directions(keys[0], num_items, rank[0]),
-        "B_raw": directions(keys[1], num_items, rank[1]),
-        "sigma": jnp.full(rank[1] // 2, _START_SKEW, jnp.float32),
-    }
+def _start_ondpp(key: Array, V: Array, num_skew: int) -> dict[str, Array]:
+    sigma = jnp.full(num_skew // 2, _START_SKEW, jnp.float32)
+    return {"V_raw": V, "B_raw": directions(key, len(V), num_skew), "sigma": sigma}
 
 
 class _Model(NamedTuple):
     prior: Callable[..., NDPP]
-    start: Callable[[Array, int, tuple[int, int], float], dict[str, Array]]
+    start: Callable[[Array, Array, int], dict[str, Array]]
+    """From a key, the features V to start from, and the columns of B."""
     sites: tuple[str, ...]
     strengths: dict[str, float]
     """The strengths that the model has, with values that do well."""
@@ -113,11 +106,16 @@ def split_baskets(
     return padded[np.sort(order[number:])], padded[np.sort(order[:number])]
 
 
+def _keys(seed: int) -> Array:
+    """Three keys: of V's directions, of the rest of the start, of the minibatches."""
+    return random.split(random.key(seed), 3)
+
+
 def training_data(settings: dict[str, Any], train: np.ndarray) -> tuple[Array, Array, Array | None]:
     """The model's arguments: baskets, how many hold each item, and what V's prior is centred on."""
     num_items, length = settings["num_items"], settings["anchor"]
     # The directions are those that V starts from.
-    anchor = length * directions(random.key(settings["seed"]), num_items, settings["rank"][0]) if length else None
+    anchor = length * directions(_keys(settings["seed"])[0], num_items, settings["rank"][0]) if length else None
     return jnp.asarray(train), jnp.asarray(item_counts(train, num_items)), anchor
 
 
@@ -151,14 +149,14 @@ class _Programs:
         svi.constrain_fn = partial(transform_fn, transforms)  # what svi.init does; but that runs the model
         return svi
 
-    def _first_state(self, key: Array, length: float, numbers: dict[str, Any]) -> SVIState:
-        start_key, step_key = random.split(key)
-        values = self._kind.start(start_key, self._num_items, self._rank, length)
+    def _first_state(self, keys: Array, length: float, numbers: dict[str, Any]) -> SVIState:
+        V = length * directions(keys[0], self._num_items, self._rank[0])
+        values = self._kind.start(keys[1], V, self._rank[1])
         params = {name + _LOC: biject_to(_constraint(name)).inv(value) for name, value in values.items()}
         optim_state = self._svi(numbers).optim.init(params)
         # Strong types, as a state read from a checkpoint has: nothing is compiled again for it.
         optim_state = jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype), optim_state)
-        return SVIState(optim_state, None, step_key)
+        return SVIState(optim_state, None, keys[2])
 
     def _many_steps(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any], number: int) -> tuple[Any, Array]:
         svi = self._svi(numbers)
@@ -218,7 +216,7 @@ class Learner:
 
     def _origin(self) -> tuple[Any, ...]:
         length = max(self._settings["anchor"], _SHORTEST_START)
-        return random.key(self._settings["seed"]), length, self.numbers
+        return _keys(self._settings["seed"]), length, self.numbers
 
     def advance(self, state: Any, data: tuple[Any, ...], number: int) -> tuple[Any, float]:
         """The state after ``number`` steps, in the memory of the given one, and the mean loss of a basket."""

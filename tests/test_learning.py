@@ -344,5 +344,18 @@ def test_no_key_is_used_twice(model):
     key = jax.random.key(0)
     kind = learning.MODELS[model]
     with jax.debug_key_reuse(True):
-        start = jax.jit(lambda key: kind.start(key, 6, (4, 4), 1.0))(key)
+        start = jax.jit(lambda key: kind.start(key, jax.numpy.ones((6, 4)), 4))(key)
     assert set(start) <= set(kind.sites)
+
+
+@pytest.mark.parametrize("model", ["ndpp", "ondpp", "symmetric"])
+def test_features_start_at_the_centre_of_their_prior(model):
+    settings = {"model": model, "rank": (4, 2), "num_items": 6, "anchor": 0.7, "batch_size": 2, "num_steps": 10}
+    settings |= {"learning_rate": 0.1, "seed": 3} | learning.MODELS[model].strengths
+    baskets = np.array([[0, 1], [0, 5]])
+    learner, data = learning.Learner(settings, len(baskets)), learning.training_data(settings, baskets)
+    V, B, _ = learner.kernel(learner.start(), data)
+    centre = np.sqrt(np.asarray(data[1]) / len(baskets))[:, None] * np.asarray(data[2])
+    if model == "ondpp":
+        centre = centre - B @ (B.T @ centre)
+    np.testing.assert_allclose(V, centre, atol=1e-6)
