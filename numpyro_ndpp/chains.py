@@ -135,11 +135,6 @@ def uniform_starts(dist: SubsetDistribution, walk: Walk, keys: Array) -> Array:
     return jax.vmap(start)(keys)
 
 
-def _are_possible(dist: SubsetDistribution, subsets: Array) -> np.ndarray:
-    """Whether subsets (c, w) have a positive probability."""
-    return log_dets(dist, np.asarray(subsets)) > -np.inf
-
-
 @jax.jit
 def _states(walk: Walk, starts: Array) -> ChainState:
     return jax.vmap(walk.init)(starts)
@@ -147,22 +142,19 @@ def _states(walk: Walk, starts: Array) -> ChainState:
 
 def _starts(dist: SubsetDistribution, walk: Walk, key: Array, num_chains: int, init: str | ArrayLike) -> Array:
     """Subsets (c, w) of positive probability."""
-    if isinstance(init, str):
-        if init == "uniform":
-            starts = uniform_starts(dist, walk, random.split(key, num_chains))
-        else:
-            starts = jnp.tile(dist.greedy(), (num_chains, 1))
-        if not _are_possible(dist, starts).all():
-            raise ValueError(f"no subset of {dist.sizes_in_words()} items has a positive probability under dist")
-        return starts
-    starts = jnp.asarray(init, jnp.int32)
-    if starts.shape not in ((dist.max_size,), (num_chains, dist.max_size)):
-        raise ValueError(
-            f"init must have shape ({dist.max_size},) or ({num_chains}, {dist.max_size}), one padded subset for all "
-            f"chains or one for each, got {starts.shape}"
-        )
-    starts = jnp.broadcast_to(starts, (num_chains, dist.max_size))
-    impossible = np.flatnonzero(~_are_possible(dist, starts))
+    if isinstance(init, str) and init == "uniform":
+        starts = uniform_starts(dist, walk, random.split(key, num_chains))
+    else:
+        starts = dist.greedy() if isinstance(init, str) else jnp.asarray(init, jnp.int32)
+        if starts.shape not in ((dist.max_size,), (num_chains, dist.max_size)):
+            raise ValueError(
+                f"init must have shape ({dist.max_size},) or ({num_chains}, {dist.max_size}), one padded subset for "
+                f"all chains or one for each, got {starts.shape}"
+            )
+        starts = jnp.broadcast_to(starts, (num_chains, dist.max_size))
+    impossible = np.flatnonzero(~(log_dets(dist, np.asarray(starts)) > -np.inf))
+    if len(impossible) and isinstance(init, str):
+        raise ValueError(f"no subset of {dist.sizes_in_words()} items has a positive probability under dist")
     if len(impossible):
         subset = starts[impossible[0]].tolist()
         raise ValueError(f"init: chain {impossible[0]} cannot start at {subset}, which has probability zero")

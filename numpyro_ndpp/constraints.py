@@ -30,9 +30,7 @@ class _Subset(ParameterFreeConstraint):
     event_dim = 1
 
     def __init__(self, num_items: int, min_size: int, max_size: int) -> None:
-        self.num_items = num_items
-        self.min_size = min_size
-        self.max_size = max_size
+        self.num_items, self.min_size, self.max_size = num_items, min_size, max_size
 
     def __call__(self, x: Any) -> ArrayLike:
         xp = _namespace(x)

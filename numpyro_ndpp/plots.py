@@ -102,8 +102,7 @@ def plot_psrf(result: MixingTime | Any) -> "Figure":
     else:
         psrf, threshold, first = running_psrf(_variable(result, "log_det")), 1.1, None
         thin = int(result["posterior"].attrs.get("thin", 1))
-    figure, axes = _figure(1, 1, figsize=(6, 3.6))
-    plot = axes[0, 0]
+    figure, [[plot]] = _figure(1, 1, figsize=(6, 3.6))
     steps = thin * np.arange(1, len(psrf) + 1)
     shown = np.isfinite(psrf)
     plot.plot(steps[shown], psrf[shown], linewidth=1.4)
@@ -128,8 +127,7 @@ def plot_inclusion(data: Any) -> "Figure":
     """
     included = _variable(data, "included")
     exact = np.asarray(data["constant_data"]["inclusion_probs"].values)
-    figure, axes = _figure(1, 1, figsize=(4.6, 4.4))
-    plot = axes[0, 0]
+    figure, [[plot]] = _figure(1, 1, figsize=(4.6, 4.4))
     of_chains = included.mean(axis=1)
     mean = of_chains.mean(axis=0)
     low, high = np.quantile(of_chains, [0.1, 0.9], axis=0)
@@ -203,8 +201,7 @@ def plot_kernel(
     places = range(len(chosen))
 
     size = 2.2 + 0.26 * len(chosen)
-    figure, axes = _figure(1, 1, figsize=(size + 1.2, size))
-    plot = axes[0, 0]
+    figure, [[plot]] = _figure(1, 1, figsize=(size + 1.2, size))
     limit = max(np.abs(matrix).max(), 1e-3)
     shown = np.ma.masked_array(matrix, np.eye(len(chosen)) > 0)
     image = plot.imshow(shown, cmap="PiYG", vmin=-limit, vmax=limit)
