@@ -1,4 +1,4 @@
-"""A table that judges chains of subsets: R-hat, ESS and frequencies against the exact law, and in words what is wrong.
+"""A table that judges chains of subsets: R-hat, ESS, frequencies against exact ones, and in words what is wrong.
 
 :mod:`numpyro_ndpp.diagnostics` makes the data and says which numbers a subset is judged by.
 """
@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from numpyro_ndpp.checks import finite_float, static_int
+
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["ConvergenceWarning", "summarize_chains"]
 
-# The expected number of effective draws with an item, and without it, from which a z-score is one.
+# An item has a z-score if the expected numbers of effective draws with it and without it are at least this.
 _LEAST_COUNT = 10.0
-# Pairs are sought among so many of the likeliest items that vary.
+# Pairs are taken from so many of the likeliest items that vary.
 _ITEMS_OF_PAIRS = 60
 
 
 class ConvergenceWarning(UserWarning):
-    """The chains do not agree with one another, or with the exact law."""
+    """The chains do not agree with one another, or with the exact distribution."""
 
 
 def _is_constant(x: np.ndarray) -> np.ndarray:
@@ -38,7 +40,7 @@ def _judge(x: np.ndarray, seconds: float | None) -> dict[str, np.ndarray]:
     if x.shape[-1] == 0:
         return {}
     with warnings.catch_warnings(), np.errstate(divide="ignore", invalid="ignore"):
-        # Chains that are stuck at different values: the within-chain variance is zero, and the factors are infinite.
+        # Chains may be stuck at different values: the within-chain variance is then zero, and the factors are infinite.
         warnings.simplefilter("ignore")
         bulk = az.ess({"x": x}, method="bulk")["x"].values
         tail = az.ess({"x": x}, method="tail", prob=(0.05, 0.95))["x"].values
@@ -69,7 +71,7 @@ def _rows_of_many(name: str, judged: dict[str, np.ndarray], z: np.ndarray | None
         row: dict[str, Any] = {"": f"{name}: {label}"}
         for key, values in columns.items():
             badness = level if key in _HIGH_IS_BAD else 1 - level
-            # ArviZ leaves out the middle one of an odd number of draws: an item that varies nowhere else has no R-hat.
+            # ArviZ leaves out the middle of an odd number of draws: an item that varies only there has no R-hat.
             known = values[~np.isnan(values)]
             row[key] = np.quantile(known, badness, method="nearest") if len(known) else np.nan
         if z is not None and len(z):
@@ -87,21 +89,17 @@ def _likeliest_pairs(included: np.ndarray, items: np.ndarray, num_pairs: int) ->
     x = included[..., candidates].reshape(included.shape[0] * included.shape[1], len(candidates)).astype(np.float32)
     together = x.T @ x
     pairs = sorted(itertools.combinations(range(len(candidates)), 2), key=lambda pair: -together[pair])[:num_pairs]
-    chosen = [(int(candidates[a]), int(candidates[b])) for a, b in pairs]
-    both = [included[..., a] & included[..., b] for a, b in chosen]
-    names = [(int(items[a]), int(items[b])) for a, b in chosen]
-    if not both:
-        return np.zeros((*included.shape[:2], 0)), []
-    stacked = np.stack(both, axis=-1)
-    varies = ~_is_constant(stacked)
-    return stacked[..., varies], [name for name, keep in zip(names, varies, strict=True) if keep]
+    first, second = candidates[np.array(pairs, int).reshape(-1, 2)].T
+    both = included[..., first] & included[..., second]
+    varies = ~_is_constant(both)
+    return both[..., varies], list(zip(items[first[varies]].tolist(), items[second[varies]].tolist(), strict=True))
 
 
 def _widest_split(included: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The direction (m,) in which the chains' means differ most, and the draws along it (chain, draw, 1).
 
-    The direction comes from the first half of the draws and is judged on the second: chains that have mixed have an
-    R-hat of one along it, however many items there are to choose from.
+    The direction comes from the first half of the draws and is judged on the second half. So chains that have mixed
+    have an R-hat of one along it, however many items there are.
     """
     if included.shape[-1] == 0:
         return np.zeros(0), np.zeros((*included.shape[:2], 1))
@@ -111,23 +109,41 @@ def _widest_split(included: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return direction, included[:, half:] @ direction[:, None]
 
 
+def _two_sides(direction: np.ndarray, items: np.ndarray) -> str:
+    order, cut = np.argsort(direction), 0.3 * np.abs(direction).max()
+    parts = ([i for i in order[::-1] if direction[i] > cut], [i for i in order if direction[i] < -cut])
+    return " against ".join(", ".join(str(items[i]) for i in part[:5]) or "the others" for part in parts)
+
+
+def _disagreement(about: str, r_hat: float, threshold: float) -> list[str]:
+    return [f"The chains disagree {about}: R-hat is {r_hat:.2f}, above {threshold}."] if r_hat > threshold else []
+
+
+def _disagreement_about_many(name: str, judged: dict[str, np.ndarray], labels: list, threshold: float) -> list[str]:
+    if not judged or np.isnan(judged["r_hat"]).all():
+        return []
+    bad, worst = judged["r_hat"] > threshold, int(np.nanargmax(judged["r_hat"]))
+    about = f"about {bad.sum()} of {len(bad)} {name}, most about {labels[worst]}"
+    return _disagreement(about, judged["r_hat"][worst], threshold)
+
+
 def summarize_chains(data: Any, *, num_pairs: int = 20, threshold: float = 1.05) -> "pd.DataFrame":
     """A table that judges chains of subsets, as ``az.summary`` does for numbers, and in words what is wrong.
 
     Rows: ``log_det``; ``size``; the items that vary (worst, worst tenth, median, each column by itself); a weighted sum
-    of items, the one by which the first halves of the chains differ most, in the second halves (many items that differ
-    a little make a sum that differs much); the pairs of items that are most often together; the items that never vary,
-    which are counted and not averaged in. Columns:
-    ``mean``, ``sd``; ``ess_bulk``, ``ess_tail``; ``ess_per_sec``, where the data know how long they took; ``r_hat``,
-    ArviZ's rank-normalised one; ``psrf``, the classical one; ``z``, the gap between an item's frequency and its exact
-    probability in standard errors, for items that are not too rare; ``number``, of how many quantities a row tells.
+    of items; the pairs of items that are most often together; the items that never vary, which are only counted. The
+    weighted sum is the one by which the first halves of the chains differ most. It is judged on the second halves: many
+    items that differ a little make a sum that differs much.
 
-    :param data: from :func:`run_chains` or :func:`chains_to_arviz`: two chains at least, of four draws at least.
-    :param num_pairs: how many pairs.
-    :param threshold: the R-hat above which chains are said to disagree.
-    :return: the table. What is wrong is in ``table.attrs["problems"]``, a list of sentences, and given out as a
-        :class:`ConvergenceWarning`.
-    :raises ValueError: for data without the variables above, a single chain, fewer than four draws.
+    Columns: ``mean``, ``sd``; ``ess_bulk``, ``ess_tail``; ``ess_per_sec``, if the data know how long they took;
+    ``r_hat``, ArviZ's rank-normalised one; ``psrf``, the classical one; ``z``, the gap between an item's frequency and
+    its exact probability in standard errors, for items that are not too rare; ``number``, the quantities in a row.
+
+    :param data: from :func:`run_chains` or :func:`chains_to_arviz`, at least two chains of at least four draws.
+    :param num_pairs: how many pairs are judged.
+    :param threshold: the R-hat above which chains disagree.
+    :return: the table. ``table.attrs["problems"]`` says in sentences what is wrong; a :class:`ConvergenceWarning` too.
+    :raises ValueError: for other data, a single chain, fewer than four draws.
 
     >>> from jax import random
     >>> from numpyro_ndpp import KNDPP, run_chains, summarize_chains
@@ -138,7 +154,9 @@ def summarize_chains(data: Any, *, num_pairs: int = 20, threshold: float = 1.05)
     (True, [])
     """
     import pandas as pd
+    from scipy import stats
 
+    num_pairs, threshold = static_int("num_pairs", num_pairs, 0), finite_float("threshold", threshold, 0)
     try:
         posterior, exact = data["posterior"], np.asarray(data["constant_data"]["inclusion_probs"].values, np.float64)
         log_det, size, included = (posterior[name].values for name in ("log_det", "size", "included"))
@@ -147,9 +165,9 @@ def summarize_chains(data: Any, *, num_pairs: int = 20, threshold: float = 1.05)
         raise ValueError(f"data must come from run_chains or chains_to_arviz; something is missing: {error}") from None
     num_chains, num_draws = log_det.shape
     if num_chains < 2:
-        raise ValueError("data has one chain: whether chains agree takes two at least")
+        raise ValueError("data has one chain: at least two are needed to see whether they agree")
     if num_draws < 4:
-        raise ValueError(f"data has {num_draws} draws a chain: R-hat and ESS take four at least")
+        raise ValueError(f"data has {num_draws} draws a chain: R-hat and ESS need at least four")
     seconds = posterior.attrs.get("sampling_time")
 
     rows = []
@@ -166,9 +184,9 @@ def summarize_chains(data: Any, *, num_pairs: int = 20, threshold: float = 1.05)
     if of_items:
         moving = np.isfinite(of_items["ess_bulk"]) & ~np.isinf(of_items["r_hat"])
         ess[varies] = np.where(moving, of_items["ess_bulk"], num_chains)
-        ess[~varies] = np.median(ess[varies])  # as much as the others say: ArviZ counts every draw there
+        ess[~varies] = np.median(ess[varies])  # like the others: for a constant ArviZ counts every draw
     variance = exact * (1 - exact)
-    # The number of draws with a rare item is no normal one; such items have no z-score.
+    # How often a rare item is drawn is not normal: such items have no z-score.
     common = ess * variance >= _LEAST_COUNT
     z = np.where(common, (included.mean(axis=(0, 1)) - exact) / np.sqrt(np.where(common, variance / ess, 1.0)), 0.0)
     rows += _rows_of_many("items", of_items, z[varies & common])
@@ -181,27 +199,40 @@ def summarize_chains(data: Any, *, num_pairs: int = 20, threshold: float = 1.05)
     of_pairs = _judge(pairs, seconds)
     rows += _rows_of_many("pairs", of_pairs, None)
     if (~varies).any():
-        worst = np.abs(z[~varies & common]).max(initial=0.0) if (~varies & common).any() else np.nan
-        rows.append({"": "items that never vary", "z": worst, "number": int((~varies).sum())})
+        gap = np.abs(z[~varies & common]).max(initial=0.0) if (~varies & common).any() else np.nan
+        rows.append({"": "items that never vary", "z": gap, "number": int((~varies).sum())})
 
-    problems = []
+    problems, disagreements = [], []
     if not np.isfinite(log_det).all():
-        problems.append(f"{np.sum(~np.isfinite(log_det))} of {log_det.size} draws have probability zero under the law.")
-    problems += _problems(
-        subsets,
-        rows[0],
-        rows[1],
-        items,
-        varies,
-        of_items,
-        z,
-        split,
-        direction,
-        pair_items,
-        of_pairs,
-        threshold,
-        certain=bool(((exact < 1e-12) | (exact > 1 - 1e-12)).all()),
-    )
+        problems.append(f"{np.sum(~np.isfinite(log_det))} of {log_det.size} draws have probability zero.")
+    still = np.flatnonzero((subsets == subsets[:, :1]).all(axis=(1, 2)))
+    if len(still) and not ((exact < 1e-12) | (exact > 1 - 1e-12)).all():
+        which = f"chain {still[0]} is" if len(still) == 1 else f"{len(still)} of {num_chains} chains are"
+        disagreements.append(f"{which} constant: the same subset in all {num_draws} draws.")
+    for what, row in (("log det", rows[0]), ("the size", rows[1])):
+        disagreements += _disagreement(f"about {what}", row.get("r_hat", 1.0), threshold)
+    disagreements += _disagreement_about_many("items", of_items, [f"item {i}" for i in items[varies]], threshold)
+    if split.get("r_hat", 1.0) > threshold:
+        disagreements.append(
+            f"The chains are in different parts of the catalogue, items {_two_sides(direction, items)}: R-hat is "
+            f"{split['r_hat']:.2f} for the weighted sum of items that parts them most, above {threshold}."
+        )
+    disagreements += _disagreement_about_many("pairs", of_pairs, pair_items, threshold)
+    if disagreements:
+        problems += [*disagreements, "Chains that disagree have not run long enough, or cannot reach one another."]
+    least = 10 * num_chains
+    if rows[0].get("ess_bulk", least) < least:
+        problems.append(
+            f"The {log_det.size} draws are worth {rows[0]['ess_bulk']:.0f} independent ones for log det; ten a chain, "
+            f"{least}, are the least that R-hat and ESS can be trusted with."
+        )
+    worst = int(np.argmax(np.abs(z))) if len(z) else 0
+    # One false alarm in a thousand tables.
+    if len(z) and abs(z[worst]) > stats.norm.isf(0.5e-3 / len(z)):
+        problems.append(
+            f"Frequencies differ from the exact probabilities: item {items[worst]} is drawn "
+            f"{'more' if z[worst] > 0 else 'less'} often than it should be, by {abs(z[worst]):.1f} standard errors."
+        )
     columns = ["mean", "sd", "ess_bulk", "ess_tail", "ess_per_sec", "r_hat", "psrf", "z", "number"]
     table = pd.DataFrame(rows).set_index("").rename_axis(None).reindex(columns=columns)
     table["number"] = table["number"].astype(int)
@@ -211,74 +242,3 @@ def summarize_chains(data: Any, *, num_pairs: int = 20, threshold: float = 1.05)
     if problems:
         warnings.warn("\n".join(problems), ConvergenceWarning, stacklevel=2)
     return table
-
-
-def _problems(
-    subsets: np.ndarray,
-    log_det: dict[str, Any],
-    size: dict[str, Any],
-    items: np.ndarray,
-    varies: np.ndarray,
-    of_items: dict[str, np.ndarray],
-    z: np.ndarray,
-    split: dict[str, Any],
-    direction: np.ndarray,
-    pair_items: list[tuple],
-    of_pairs: dict[str, np.ndarray],
-    threshold: float,
-    certain: bool,
-) -> list[str]:
-    """What is wrong, in sentences."""
-    problems = []
-    num_chains, num_draws = subsets.shape[:2]
-    still = np.flatnonzero((subsets == subsets[:, :1]).all(axis=(1, 2)))
-    if len(still) and not certain:
-        which = f"chain {still[0]} is" if len(still) == 1 else f"{len(still)} of {num_chains} chains are"
-        problems.append(f"{which} constant: the same subset in all {num_draws} draws.")
-
-    for what, row in (("log det", log_det), ("the size", size)):
-        r_hat = row.get("r_hat", 1.0)
-        if r_hat > threshold:
-            problems.append(f"The chains disagree about {what}: R-hat is {r_hat:.2f}, above {threshold}.")
-    if of_items and (of_items["r_hat"] > threshold).any():
-        bad, numbers = of_items["r_hat"] > threshold, items[varies]
-        worst = int(np.nanargmax(of_items["r_hat"]))
-        problems.append(
-            f"The chains disagree about {bad.sum()} of {len(bad)} items, most about item {numbers[worst]}: R-hat is "
-            f"{of_items['r_hat'][worst]:.2f}, above {threshold}."
-        )
-    if split.get("r_hat", 1.0) > threshold:
-        order, cut = np.argsort(direction), 0.3 * np.abs(direction).max()
-        parts = ([i for i in order[::-1] if direction[i] > cut], [i for i in order if direction[i] < -cut])
-        one, other = (", ".join(str(items[i]) for i in part[:5]) or "the others" for part in parts)
-        problems.append(
-            f"The chains are in different parts of the catalogue, items {one} against {other}: R-hat is "
-            f"{split['r_hat']:.2f} for the weighted sum of items that parts them most, above {threshold}."
-        )
-    if of_pairs and (of_pairs["r_hat"] > threshold).any():
-        bad, worst = of_pairs["r_hat"] > threshold, int(np.nanargmax(of_pairs["r_hat"]))
-        problems.append(
-            f"The chains disagree about {bad.sum()} of {len(bad)} pairs, most about {pair_items[worst]}: R-hat is "
-            f"{of_pairs['r_hat'][worst]:.2f}, above {threshold}."
-        )
-    if problems:
-        problems.append("Chains that disagree have not run long enough, or cannot reach one another.")
-
-    least = 10 * num_chains
-    if "ess_bulk" in log_det and log_det["ess_bulk"] < least:
-        problems.append(
-            f"The {num_chains * num_draws} draws are worth {log_det['ess_bulk']:.0f} independent ones for log det; ten "
-            f"a chain, {least}, are the least that R-hat and ESS can be trusted with."
-        )
-    from scipy import stats
-
-    # one false alarm in a thousand tables
-    limit = float(stats.norm.isf(0.5e-3 / max(len(z), 1)))
-    if np.abs(z).max(initial=0.0) > limit:
-        worst = int(np.argmax(np.abs(z)))
-        way = "more" if z[worst] > 0 else "less"
-        problems.append(
-            f"Frequencies differ from the exact probabilities: item {items[worst]} is drawn {way} often than it should "
-            f"be, by {abs(z[worst]):.1f} standard errors."
-        )
-    return problems

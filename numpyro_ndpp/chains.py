@@ -1,13 +1,12 @@
 """Chains of subsets, side by side: where they start, and how they step.
 
-Where the size is fixed, a step is that of the up-down walk; where it varies, it is a move of
-:class:`~numpyro_ndpp.SubsetGibbs` without a likelihood, which may change the size. Starts are spread out more than the
-law, or are all at the greedy subset. :mod:`numpyro_ndpp.diagnostics` records and judges such chains.
+If the size is fixed, a step is that of the up-down walk. If it varies, a step is a move of
+:class:`~numpyro_ndpp.SubsetGibbs` without a likelihood, which may change the size. Starts are more spread out than
+draws are, or are all at the greedy subset. :mod:`numpyro_ndpp.diagnostics` records and judges such chains.
 """
 
 import math
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,31 +31,31 @@ BLOCK = 100
 _ROWS = 512
 
 
-def walk_of(law: SubsetDistribution) -> Walk:
-    """The walk of a law, prepared; by its own sampler if that is the walk."""
-    by_walk = law if isinstance(law.sampler, UpDown) else law.with_sampler(UpDown())
+def walk_of(dist: SubsetDistribution) -> Walk:
+    """The walk of a distribution, prepared; by its own sampler if that is the walk."""
+    by_walk = dist if isinstance(dist.sampler, UpDown) else dist.with_sampler(UpDown())
     return by_walk.prepared_state()
 
 
-def _steps_of_the_walk(law: SubsetDistribution) -> bool:
-    """Whether a chain makes the steps that a draw of UpDown makes; else moves, which may change the size."""
-    return law.min_size == law.max_size != 1  # the walk exchanges two items; a single one is exchanged by a move
+def _steps_of_the_walk(dist: SubsetDistribution) -> bool:
+    """Whether a chain makes the steps of UpDown; if not, it makes moves, which may change the size."""
+    return dist.min_size == dist.max_size != 1  # the walk exchanges two items; a move can exchange a single one
 
 
-def chain_in_words(law: SubsetDistribution) -> str:
-    """Which chain is run for a law: not the one behind its draws where the size varies."""
-    if _steps_of_the_walk(law):
+def chain_in_words(dist: SubsetDistribution) -> str:
+    """Which chain is run for a distribution: if the size varies, not the one behind its draws."""
+    if _steps_of_the_walk(dist):
         return "the up-down walk, as it is behind sample"
     return "moves of SubsetGibbs, which may change the size; sample draws the size first, exactly, then walks"
 
 
-def _step(law: SubsetDistribution, walk: Walk, key: Array, state: ChainState) -> tuple[ChainState, StepInfo]:
-    """One step of a chain: of the walk itself where the size is fixed, else one that may change it."""
-    if _steps_of_the_walk(law):
+def _step(dist: SubsetDistribution, walk: Walk, key: Array, state: ChainState) -> tuple[ChainState, StepInfo]:
+    """One step of a chain."""
+    if _steps_of_the_walk(dist):
         return walk.step(key, state)
     move_key, accept_key = random.split(key)
     subset = state.subset[len(walk.pinned) :]
-    proposed, log_ratio = local_move(law, walk, move_key, subset)
+    proposed, log_ratio = local_move(dist, walk, move_key, subset)
     accepted = jnp.log(random.uniform(accept_key, (), walk.dtype)) < log_ratio
     state = walk.init(jnp.where(accepted, proposed, subset))
     return state, StepInfo((~accepted).astype(jnp.int32), accepted & jnp.any(proposed != subset))
@@ -64,11 +63,11 @@ def _step(law: SubsetDistribution, walk: Walk, key: Array, state: ChainState) ->
 
 @jax.jit
 def run_block(
-    law: SubsetDistribution, walk: Walk, keys: Array, states: ChainState, num_draws: int, thin: int
+    dist: SubsetDistribution, walk: Walk, keys: Array, states: ChainState, num_draws: int, thin: int
 ) -> tuple[Array, ChainState, Array, StepInfo]:
     """The next draws of chains (c,), ``thin`` steps apart: keys, states, subsets (c, BLOCK, w), and what happened.
 
-    At most BLOCK, and whatever their number is, nothing is compiled again: the rest of the draws stays empty.
+    There may be up to BLOCK of them; the rest stays empty, so that nothing is compiled again for another number.
     """
 
     def draw(i: Array, carry: tuple) -> tuple:
@@ -77,7 +76,7 @@ def run_block(
         def body(_: int, carry: tuple[Array, ChainState, Array]) -> tuple[Array, ChainState, Array]:
             key, state, num_rejections = carry
             key, step_key = random.split(key)
-            state, info = _step(law, walk, step_key, state)
+            state, info = _step(dist, walk, step_key, state)
             return key, state, num_rejections + info.num_rejections.astype(jnp.int32)
 
         key, state, num_rejections = lax.fori_loop(0, thin, body, (key, start, jnp.zeros((), jnp.int32)))
@@ -97,45 +96,41 @@ def run_block(
     return in_chunks(partial(side_by_side, chain), chunk, len(keys), keys, states)
 
 
-def log_dets(law: SubsetDistribution, subsets: np.ndarray) -> np.ndarray:
+def log_dets(dist: SubsetDistribution, subsets: np.ndarray) -> np.ndarray:
     """log det L_S of subsets (..., w) with their pinned items; -inf outside the support.
 
-    So many at a time, whatever their number, so that nothing is compiled again.
+    They are computed in blocks of one length, so that nothing is compiled again for another number.
     """
     rows = subsets.reshape(math.prod(subsets.shape[:-1]), subsets.shape[-1]).astype(np.int32)
-    padded = np.pad(rows, [(0, -len(rows) % _ROWS), (0, 0)], constant_values=law.num_items)
-    blocks = [np.asarray(_log_dets(law, padded[i : i + _ROWS])) for i in range(0, len(padded), _ROWS)]
-    dtype = law.X.dtype
+    padded = np.pad(rows, [(0, -len(rows) % _ROWS), (0, 0)], constant_values=dist.num_items)
+    blocks = [np.asarray(_log_dets(dist, padded[i : i + _ROWS])) for i in range(0, len(padded), _ROWS)]
+    dtype = dist.X.dtype
     return np.concatenate([np.zeros(0, dtype), *blocks])[: len(rows)].reshape(subsets.shape[:-1])
 
 
 @jax.jit
-def _log_dets(law: SubsetDistribution, rows: Array) -> Array:
-    inside = law.contains(rows)
-    proper = jnp.where(inside[:, None], rows, law.num_items)
-    log_minors = law.log_minors(proper)
+def _log_dets(dist: SubsetDistribution, rows: Array) -> Array:
+    inside = dist.contains(rows)
+    proper = jnp.where(inside[:, None], rows, dist.num_items)
+    log_minors = dist.log_minors(proper)
     return jnp.where(inside, log_minors, -jnp.inf)
 
 
 @jax.jit
-def uniform_starts(law: SubsetDistribution, walk: Walk, keys: Array) -> Array:
-    """A start (c, w) for each key: a size, uniformly among those that are possible, and that many items, uniformly."""
+def uniform_starts(dist: SubsetDistribution, walk: Walk, keys: Array) -> Array:
+    """A start (c, w) for each key: a size, uniform among the possible ones, and that many items, uniformly."""
 
     def start(key: Array) -> Array:
         size_key, items_key = random.split(key)
         if walk.size_logits is None:
             return walk.uniform_start(items_key, walk.width, walk.starts)
         sizes = jnp.arange(len(walk.starts))
-        possible = (walk.size_logits[: len(sizes)] > -jnp.inf) & (jnp.sum(walk.starts < law.num_items, axis=1) == sizes)
+        found = jnp.sum(walk.starts < dist.num_items, axis=1)
+        possible = (walk.size_logits[: len(sizes)] > -jnp.inf) & (found == sizes)
         size = random.categorical(size_key, jnp.where(possible, 0.0, -jnp.inf))
         return walk.uniform_start(items_key, size, walk.starts[size])
 
     return jax.vmap(start)(keys)
-
-
-def _are_possible(law: SubsetDistribution, subsets: Array) -> np.ndarray:
-    """Whether subsets (c, w) have a positive probability."""
-    return log_dets(law, np.asarray(subsets)) > -np.inf
 
 
 @jax.jit
@@ -143,24 +138,21 @@ def _states(walk: Walk, starts: Array) -> ChainState:
     return jax.vmap(walk.init)(starts)
 
 
-def _starts(law: SubsetDistribution, walk: Walk, key: Array, num_chains: int, init: str | ArrayLike) -> Array:
+def _starts(dist: SubsetDistribution, walk: Walk, key: Array, num_chains: int, init: str | ArrayLike) -> Array:
     """Subsets (c, w) of positive probability."""
-    if isinstance(init, str):
-        if init == "uniform":
-            starts = uniform_starts(law, walk, random.split(key, num_chains))
-        else:
-            starts = jnp.tile(law.greedy(), (num_chains, 1))
-        if not _are_possible(law, starts).all():
-            raise ValueError(f"no subset of {law.sizes_in_words()} items has a positive probability under this law")
-        return starts
-    starts = jnp.asarray(init, jnp.int32)
-    if starts.shape not in ((law.max_size,), (num_chains, law.max_size)):
-        raise ValueError(
-            f"init must have shape ({law.max_size},) or ({num_chains}, {law.max_size}), one padded subset for all "
-            f"chains or one for each, got {starts.shape}"
-        )
-    starts = jnp.broadcast_to(starts, (num_chains, law.max_size))
-    impossible = np.flatnonzero(~_are_possible(law, starts))
+    if isinstance(init, str) and init == "uniform":
+        starts = uniform_starts(dist, walk, random.split(key, num_chains))
+    else:
+        starts = dist.greedy() if isinstance(init, str) else jnp.asarray(init, jnp.int32)
+        if starts.shape not in ((dist.max_size,), (num_chains, dist.max_size)):
+            raise ValueError(
+                f"init must have shape ({dist.max_size},) or ({num_chains}, {dist.max_size}), one padded subset for "
+                f"all chains or one for each, got {starts.shape}"
+            )
+        starts = jnp.broadcast_to(starts, (num_chains, dist.max_size))
+    impossible = np.flatnonzero(~(log_dets(dist, np.asarray(starts)) > -np.inf))
+    if len(impossible) and isinstance(init, str):
+        raise ValueError(f"no subset of {dist.sizes_in_words()} items has a positive probability under dist")
     if len(impossible):
         subset = starts[impossible[0]].tolist()
         raise ValueError(f"init: chain {impossible[0]} cannot start at {subset}, which has probability zero")
@@ -168,20 +160,12 @@ def _starts(law: SubsetDistribution, walk: Walk, key: Array, num_chains: int, in
 
 
 def begin_chains(
-    law: SubsetDistribution, key: Array, num_chains: int, init: str | ArrayLike
+    dist: SubsetDistribution, key: Array, num_chains: int, init: str | ArrayLike
 ) -> tuple[Walk, Array, ChainState]:
-    """The walk of a law, and the keys (c,) and states of chains at their starts."""
+    """The walk of a distribution, and the keys (c,) and states of chains at their starts."""
     if isinstance(init, str) and init not in INITS:
         raise ValueError(f"init must be one of {', '.join(map(repr, INITS))} or an array of subsets, got {init!r}")
-    walk = walk_of(law)
+    walk = walk_of(dist)
     start_key, chain_key = random.split(key)
-    states = _states(walk, _starts(law, walk, start_key, num_chains, init))
+    states = _states(walk, _starts(dist, walk, start_key, num_chains, init))
     return walk, random.split(chain_key, num_chains), states
-
-
-def check_law(law: Any) -> None:
-    """Refuse what is not one law of subsets."""
-    if not isinstance(law, SubsetDistribution):
-        raise TypeError(f"dist must be an NDPP or KNDPP, or one of these conditioned, got a {type(law).__name__}")
-    if law.batch_shape:
-        raise ValueError(f"dist must be one law, got a batch of shape {law.batch_shape}")

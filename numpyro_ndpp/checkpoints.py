@@ -1,10 +1,10 @@
 """Files that are written whole or not at all; arrays and settings in one npz file, read without pickle."""
 
+import contextlib
 import glob
 import hashlib
 import json
 import os
-import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -14,16 +14,16 @@ from typing import IO, Any
 import numpy as np
 
 _SETTINGS = "settings"
-_SECONDS_OF_A_WRITER = 3600.0  # a part that was not touched for so long is that of a killed process
+_SECONDS_OF_A_WRITER = 3600.0  # a part that nobody has touched for so long belongs to a killed process
 
 
 def write_whole(path: str | Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Write beside the file, then put it in its place: whatever happens, the name holds the old file or the new one.
+    """Write a part beside the file, then rename it: whatever happens, the name holds the old file or the new one.
 
     :raises OSError: if it cannot be written; a file of that name stays as it was.
     """
-    path = Path(path).resolve()  # of a link the file that it leads to
-    # A part for each writer: two of them that share one would put it in place half written.
+    path = Path(path).resolve()  # a link stays, and the file that it leads to is replaced
+    # Each writer has a part of its own: one that two share would be renamed half written.
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     _remove_parts_of_killed_writers(path)
     try:
@@ -39,15 +39,10 @@ def write_whole(path: str | Path, write: Callable[[IO[bytes]], None]) -> None:
 
 
 def _remove_parts_of_killed_writers(path: Path) -> None:
-    ours = re.compile(re.escape(path.name) + r"\.[0-9a-f]{8}\.part")
-    for part in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
-        if not ours.fullmatch(part.name):
-            continue
-        try:
+    for part in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 8}.part"):
+        with contextlib.suppress(OSError):  # another writer was faster
             if time.time() - part.stat().st_mtime > _SECONDS_OF_A_WRITER:
                 part.unlink()
-        except OSError:  # another writer was faster
-            continue
 
 
 def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> None:
@@ -85,7 +80,7 @@ def read_npz(path: str | Path, what: str, read: Callable[[Any], dict[str, np.nda
         try:
             with np.load(opened, allow_pickle=False) as file:
                 return read(file)
-        except MemoryError as error:  # a wrong byte may ask for any amount of it
+        except MemoryError as error:  # a wrong byte may ask for any amount of memory
             raise ValueError(f"{path} is not {what}, or there is too little memory to read it: {error}") from error
         # Which of a dozen errors it is depends on the byte that is wrong.
         except Exception as error:
@@ -93,7 +88,7 @@ def read_npz(path: str | Path, what: str, read: Callable[[Any], dict[str, np.nda
 
 
 def fingerprint(*arrays: np.ndarray) -> str:
-    """A short text that differs where the arrays differ."""
+    """A short text, which is another one for other arrays."""
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(f"{array.shape}{array.dtype}".encode())

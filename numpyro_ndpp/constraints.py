@@ -16,29 +16,27 @@ __all__ = ["finite_matrix", "positive_semidefinite_part", "subset"]
 
 
 def _namespace(x: Any) -> Any:
-    """NumPy for all that is known: it needs nothing compiled."""
+    """NumPy for known values: it compiles nothing."""
     return np if not_jax_tracer(x) else jnp
 
 
 class _Subset(ParameterFreeConstraint):
     """Padded subsets: increasing item numbers below ``num_items``, then ``num_items`` up to any width.
 
-    It depends on static numbers only, not on a distribution's parameters: mixtures may have it.
+    It depends on static numbers only, not on a distribution's parameters, so mixtures may have it.
     """
 
     is_discrete = True
     event_dim = 1
 
     def __init__(self, num_items: int, min_size: int, max_size: int) -> None:
-        self.num_items = num_items
-        self.min_size = min_size
-        self.max_size = max_size
+        self.num_items, self.min_size, self.max_size = num_items, min_size, max_size
 
     def __call__(self, x: Any) -> ArrayLike:
         xp = _namespace(x)
         x = xp.asarray(x)
         if jnp.issubdtype(x.dtype, jnp.integer) and x.dtype.itemsize < 4:
-            x = x.astype(xp.int32)  # JAX would write num_items in a type that may be too narrow for it
+            x = x.astype(xp.int32)  # num_items may be too large for a narrow type
         in_range = ((x >= 0) & (x <= self.num_items)).all(axis=-1)
         before, after = x[..., :-1], x[..., 1:]
         increasing = ((before < after) | (after == self.num_items)).all(axis=-1)
@@ -46,7 +44,7 @@ class _Subset(ParameterFreeConstraint):
         return in_range & increasing & (size >= self.min_size) & (size <= self.max_size)
 
     def feasible_like(self, prototype: ArrayLike) -> jax.Array:
-        """The first ``min_size`` items: the empty set where that is allowed, items 0 .. k-1 for a fixed size k."""
+        """The first ``min_size`` items: the empty set if that is allowed, items 0 .. k-1 for a fixed size k."""
         items = jnp.arange(jnp.shape(prototype)[-1])
         value = jnp.where(items < self.min_size, items, self.num_items).astype(jnp.result_type(prototype))
         return jnp.broadcast_to(value, jnp.shape(prototype))

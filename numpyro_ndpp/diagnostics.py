@@ -1,13 +1,13 @@
 r"""Has a chain of subsets mixed? Chains of the walk as ArviZ data, and the mixing time.
 
-A subset is no number, so chains are judged through numbers: log det L_S, the size, whether an item is in, whether both
-items of a pair are. Two factors are given and named: ``r_hat`` is ArviZ's rank-normalised split R-hat, ``psrf`` the
-classical potential scale reduction factor of Gelman and Rubin,
+A subset is no number, so chains are judged by numbers: log det L_S, the size, whether an item is in, whether both items
+of a pair are. There are two factors: ``r_hat`` is ArviZ's rank-normalised split R-hat, and ``psrf`` is the classical
+potential scale reduction factor of Gelman and Rubin,
 
 .. math:: \text{PSRF} = \sqrt{\frac{T - 1}{T} + \frac{\operatorname{Var}_c(\bar x_c)}{\operatorname{mean}_c(s_c^2)}} ,
 
-for the means :math:`\bar x_c` and variances :math:`s_c^2` of chains of T draws. Chains of subsets have a luxury that
-others lack: the exact probability of every item is known, so frequencies are compared with the truth itself.
+for the means :math:`\bar x_c` and variances :math:`s_c^2` of chains of T draws. The exact probability of every item is
+known, so frequencies are also compared with the truth itself.
 
 References: Gelman and Rubin (1992), *Inference from iterative simulation using multiple sequences*, Statistical
 Science 7; Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), *Rank-normalization, folding, and localization: an
@@ -17,7 +17,7 @@ improved R-hat*, Bayesian Analysis 16; Han, Gartrell, Dohmatob and Karbasi (2022
 import time
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,26 +27,22 @@ from tqdm.auto import tqdm
 
 from numpyro_ndpp.base import SubsetDistribution
 from numpyro_ndpp.chain_summary import ConvergenceWarning, summarize_chains
-from numpyro_ndpp.chains import BLOCK, begin_chains, chain_in_words, check_law, log_dets, run_block
-from numpyro_ndpp.checks import static_int
+from numpyro_ndpp.chains import BLOCK, begin_chains, chain_in_words, log_dets, run_block
+from numpyro_ndpp.checks import check_distribution, finite_float, static_int
 from numpyro_ndpp.samplers.walk import StepInfo
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["ConvergenceWarning", "MixingTime", "chains_to_arviz", "mixing_time", "run_chains", "summarize_chains"]
 
-# The progress bar is drawn between blocks of draws, once a run has taken so many seconds.
+# The progress bar is shown once a run has taken so many seconds.
 _BAR_DELAY = 3.0
-_LARGEST = 2**31 - 1
 
 
 class MixingTime(NamedTuple):
     """The first step from which the PSRF stays below the threshold, and the PSRF after each step.
 
-    ``num_steps`` is None if it did not fall below, or too late to see whether it stays there.
-    ``psrf[t - 1]`` belongs to the first t steps; that of a single step is NaN. ``chain`` says which chain was judged:
-    where the size varies it is not the one behind ``sample``.
+    ``num_steps`` is None if the PSRF did not fall below, or fell too late to see whether it stays there.
+    ``psrf[t - 1]`` belongs to the first t steps; the first is NaN. ``chain`` says which chain was judged: if the size
+    varies, it is not the one behind ``sample``.
     """
 
     num_steps: int | None
@@ -68,25 +64,24 @@ def run_chains(
 ) -> Any:
     """Chains of the up-down walk, side by side, as ArviZ data (InferenceData below ArviZ 1.0, DataTree from 1.0 on).
 
-    Where the size is fixed, a step is that of :class:`~numpyro_ndpp.UpDown`: two items dropped, two drawn. Where it
-    varies, it is a move of :class:`~numpyro_ndpp.SubsetGibbs` without a likelihood, which may change the size. That is
-    not the chain behind ``sample``, which draws the size first; the attribute ``chain`` of the result says which it is.
+    If the size is fixed, a step is that of :class:`~numpyro_ndpp.UpDown`: two items are dropped, two are drawn. If it
+    varies, a step is a move of :class:`~numpyro_ndpp.SubsetGibbs` without a likelihood, which may change the size. That
+    is not the chain behind ``sample``, which draws the size first. The attribute ``chain`` of the result says which
+    chain it is. A step costs O(k d² + d² log n) a chain, and d³ if the size varies, after O(n d²) once.
 
     :param dist: an NDPP or KNDPP, or one of these conditioned; without batch dimensions.
     :param num_chains: how many chains.
     :param num_steps: steps of each chain. No warm-up is taken away: the data show how a chain settles.
     :param thin: steps from one recorded subset to the next; ``num_steps // thin`` are recorded.
-    :param init: where chains start. ``"uniform"``: each at a subset of its own, uniformly, more spread out than the
-        law; the greedy one where that has probability zero. ``"greedy"``: all at the greedy MAP subset. Or padded
+    :param init: where chains start. ``"uniform"``: each at a uniformly random subset, more spread out than draws are,
+        or at the greedy subset if that one has probability zero. ``"greedy"``: all at the greedy MAP subset. Or padded
         subsets, (w,) or (num_chains, w).
-    :param max_items: for catalogues up to this size every item has an indicator; beyond it, the items that occur, and
-        of these the likeliest.
-    :param progress_bar: a bar for runs of more than a few seconds.
-    :return: as :func:`chains_to_arviz` gives it, with the group ``sample_stats``: ``num_rejections``, rejected
-        proposals since the last recorded subset, and ``changed``, whether the subset is another one.
-    :raises ValueError: for numbers out of range, starts of probability zero, a batch of laws.
-
-    O(k d² + d² log n) a step and chain, and d³ where the size varies, after O(n d²) once.
+    :param max_items: in catalogues up to this size every item has an indicator. In larger ones only items that occur
+        have one, the likeliest first.
+    :param progress_bar: whether to show a bar, after a few seconds.
+    :return: what :func:`chains_to_arviz` returns, with the group ``sample_stats``: ``num_rejections`` counts rejected
+        proposals since the last recorded subset, and ``changed`` says whether the subset is another one.
+    :raises ValueError: for numbers out of range, starts of probability zero, a batch of distributions.
 
     >>> from jax import random
     >>> from numpyro_ndpp import KNDPP, run_chains
@@ -95,9 +90,9 @@ def run_chains(
     >>> data["posterior"]["included"].sizes["item"], data["posterior"]["subset"].shape
     (30, (4, 50, 3))
     """
-    check_law(dist)
-    num_chains = static_int("num_chains", num_chains, 1, _LARGEST, "the largest")
-    num_steps = static_int("num_steps", num_steps, 1, _LARGEST, "the largest")
+    check_distribution(dist, SubsetDistribution)
+    num_chains = static_int("num_chains", num_chains, 1)
+    num_steps = static_int("num_steps", num_steps, 1)
     thin = static_int("thin", thin, 1, num_steps, "num_steps")
     walk, keys, states = begin_chains(dist, key, num_chains, init)
 
@@ -126,7 +121,7 @@ def run_chains(
 
 
 def _to_arviz(groups: dict[str, Any], coords: dict, dims: dict, attrs: dict) -> Any:
-    """ArviZ's container of groups of arrays (chain, draw, ...): what differs between its two majors is here."""
+    """ArviZ's container of groups of arrays (chain, draw, ...). Only this function knows its two majors."""
     import arviz as az
 
     with warnings.catch_warnings():
@@ -141,9 +136,9 @@ def _to_arviz(groups: dict[str, Any], coords: dict, dims: dict, attrs: dict) -> 
 
 
 def _items_shown(subsets: np.ndarray, probs: np.ndarray, max_items: int) -> np.ndarray:
-    """The items with an indicator: all, or of those that occur the likeliest.
+    """The items with an indicator: all, or the likeliest of those that occur.
 
-    The most frequent would be those that chance favoured: their frequencies would be too high.
+    Not the most frequent: chance has favoured these, and their frequencies would be too high.
     """
     n = len(probs)
     if n <= max_items:
@@ -172,23 +167,23 @@ def chains_to_arviz(
     """Chains of padded subsets (chains, draws, w) as ArviZ data, for :func:`summarize_chains` and ArviZ itself.
 
     The group ``posterior`` has ``subset`` (chain, draw, slot), ``log_det``, ``size`` and ``included`` (chain, draw,
-    item), 0 or 1; the group ``constant_data`` has the exact ``inclusion_probs`` (item). A site of an MCMC run whose law
-    does not vary goes in by ``mcmc.get_samples(group_by_chain=True)[site]``.
+    item), 0 or 1; the group ``constant_data`` has the exact ``inclusion_probs`` (item). A site of an MCMC run
+    whose distribution does not vary goes in by ``mcmc.get_samples(group_by_chain=True)[site]``.
 
-    :param dist: the law the chains should have.
+    :param dist: the distribution that the chains should have.
     :param max_items: as in :func:`run_chains`.
     :param sample_stats, attrs: further arrays (chains, draws), and attributes of the posterior.
     :raises ValueError: for arrays that are no chains of subsets.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_ndpp import NDPP, chains_to_arviz
-    >>> law = NDPP(jnp.eye(3), jnp.zeros((3, 1)), jnp.zeros((1, 1)))
-    >>> data = chains_to_arviz(jnp.array([[[0, 3, 3], [1, 2, 3]]]), law)
+    >>> dist = NDPP(jnp.eye(3), jnp.zeros((3, 1)), jnp.zeros((1, 1)))
+    >>> data = chains_to_arviz(jnp.array([[[0, 3, 3], [1, 2, 3]]]), dist)
     >>> data["posterior"]["size"].values.tolist()
     [[1, 2]]
     """
-    check_law(dist)
-    max_items = static_int("max_items", max_items, 1, _LARGEST, "the largest")
+    check_distribution(dist, SubsetDistribution)
+    max_items = static_int("max_items", max_items, 1)
     subsets, n = np.asarray(subsets), dist.num_items
     if subsets.ndim != 3 or not np.issubdtype(subsets.dtype, np.integer):
         raise ValueError(
@@ -255,11 +250,11 @@ def mixing_time(
 ) -> MixingTime:
     """The first step at which the classical PSRF of log det L_S over many chains stays below a threshold.
 
-    The chains start spread out, and all their steps count, from the first on. They run until the PSRF has been below
-    the threshold for as long as it took to get there, and for 16 steps at least.
+    The chains start spread out, and all their steps count. They run until the PSRF has been below the threshold for as
+    long as it took to get there, and for at least 16 steps.
 
-    :param threshold: above one.
-    :param max_steps: when to give up; ``num_steps`` of the result is then None.
+    :param threshold: a number above one.
+    :param max_steps: the most steps; if they do not suffice, ``num_steps`` of the result is None.
     :raises ValueError: for fewer than two chains, a threshold that is not above one.
 
     >>> from jax import random
@@ -269,11 +264,10 @@ def mixing_time(
     >>> 2 <= result.num_steps < 200
     True
     """
-    check_law(dist)
-    num_chains = static_int("num_chains", num_chains, 2, _LARGEST, "the largest")
-    max_steps = static_int("max_steps", max_steps, 2, _LARGEST, "the largest")
-    if not threshold > 1.0:
-        raise ValueError(f"threshold must be above one, got {threshold!r}")
+    check_distribution(dist, SubsetDistribution)
+    num_chains = static_int("num_chains", num_chains, 2)
+    max_steps = static_int("max_steps", max_steps, 2)
+    threshold = finite_float("threshold", threshold, 1, exclusive=True)
     walk, keys, states = begin_chains(dist, key, num_chains, init)
     recorded: list[np.ndarray] = []
     next_look = 0.0
@@ -285,11 +279,10 @@ def mixing_time(
             length = BLOCK * len(recorded)
             if length < min(next_look, max_steps):
                 continue
-            next_look = 1.2 * length  # looking takes time in proportion to the length
+            next_look = 1.2 * length  # a look takes time in proportion to the length
             psrf = running_psrf(np.concatenate(recorded, axis=1)[:, :max_steps])
             above = np.flatnonzero(~(psrf < threshold))  # the first, NaN, among them
             first = int(above[-1]) + 2
-            if len(psrf) >= max(2 * first, first + 16):
-                return MixingTime(first, psrf, threshold, chain_in_words(dist))
-            if len(psrf) >= max_steps:
-                return MixingTime(None, psrf, threshold, chain_in_words(dist))
+            stays = len(psrf) >= max(2 * first, first + 16)
+            if stays or len(psrf) >= max_steps:
+                return MixingTime(first if stays else None, psrf, threshold, chain_in_words(dist))

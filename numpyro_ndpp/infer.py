@@ -1,18 +1,18 @@
 r"""Latent subsets in MCMC: a Gibbs block that updates NDPP and KNDPP sites, beside NUTS on the continuous ones.
 
 Given all other sites, a subset has the law p(S) ∝ prior(S) · likelihood(S), where the likelihood is whatever else in
-the model depends on S. The sampling engine of the prior is the proposal: items are dropped uniformly, and as many or
-fewer or more are drawn to join those that are left, from the prior. For such a move the prior cancels but for sums that
-the draw has computed already (:func:`numpyro_ndpp.samplers.moves.move`): it is accepted with probability
+the model depends on S. The sampler of the prior makes the proposal: items are dropped uniformly, and others, as many or
+fewer or more, are drawn from the prior to join the rest. The prior then cancels, but for sums that the draw has
+computed already (:func:`numpyro_ndpp.samplers.moves.move`). The move is accepted with probability
 
 .. math:: \min\left(1, \frac{\text{likelihood}(S')}{\text{likelihood}(S)}
           \frac{\binom{|S|}{r} Z_s(A)}{\binom{|S'|}{s} Z_r(A)}\right), \qquad Z_s(A) = \sum_{|T|=s} \det L_{A∪T} ,
 
-where r items are dropped, A is left, and s are added: the likelihood ratio alone where the size stays. No prior
-probability is evaluated. The prior comes from the model's own trace, so that its kernel may depend on other sites.
+where r items are dropped, A is left, and s are added. If the size stays, this is the likelihood ratio alone. No prior
+probability is evaluated. The prior comes from the model's own trace, so its kernel may depend on other sites.
 
-Where the size is fixed, two items are exchanged at a time. Where it varies, one of three kinds of moves is chosen at
-random: one item more or less, two items more or less (kernels that are skew have no single ones), one or two exchanged.
+If the size is fixed, two items are exchanged at a time. If it varies, one of three kinds of moves is chosen at random:
+one item more or less, two items more or less (skew kernels have no single ones), one or two exchanged.
 """
 
 import copy
@@ -29,7 +29,7 @@ from numpyro.infer.util import compute_log_probs
 from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.base import SubsetDistribution
-from numpyro_ndpp.checks import static_int
+from numpyro_ndpp.checks import finite_float, static_int
 from numpyro_ndpp.multihot import Multihot
 from numpyro_ndpp.samplers import UpDown
 from numpyro_ndpp.samplers.moves import move
@@ -47,31 +47,28 @@ _walk_for_moves = jax.jit(UpDown().for_moves)
 _DROPPED, _ADDED = (0, 1, 0, 2, 2, 1), (1, 0, 2, 0, 2, 1)
 
 
-def local_move(law: SubsetDistribution, walk: Walk, key: Array, subset: Array) -> tuple[Array, Array]:
-    """A subset (w,) near another under a law, and the log of the Hastings ratio; the same one and -inf where none is.
-
-    Two items are exchanged where the size is fixed; else the kind of move is chosen at random.
-    """
+def local_move(dist: SubsetDistribution, walk: Walk, key: Array, subset: Array) -> tuple[Array, Array]:
+    """A subset (w,) near another one, and the log of the Hastings ratio; the same subset and -inf if there is none."""
     kind_key, key = random.split(key)
-    if law.min_size == law.max_size:
-        dropped = added = jnp.asarray(min(2, law.max_size))
+    if dist.min_size == dist.max_size:
+        dropped = added = jnp.asarray(min(2, dist.max_size))
     else:
         kind = random.randint(kind_key, (), 0, len(_DROPPED))
         dropped, added = jnp.array(_DROPPED)[kind], jnp.array(_ADDED)[kind]
     proposed, log_ratio = move(walk, key, subset, dropped, added)
-    inside = law.contains(proposed)
+    inside = dist.contains(proposed)
     return jnp.where(inside, proposed, subset), jnp.where(inside, log_ratio, -jnp.inf)
 
 
-def _as_items(law: SubsetDistribution | Multihot, value: Array) -> tuple[SubsetDistribution, Array]:
-    """The law of the padded items behind ``law``, and the value as such items; -1 throughout if it is none."""
-    if isinstance(law, Multihot):
-        return law.base_dist, items_of_mask(value, law.base_dist.max_size)
-    return law, value
+def _as_items(dist: SubsetDistribution | Multihot, value: Array) -> tuple[SubsetDistribution, Array]:
+    """The distribution of padded items behind ``dist``, and the value as such items; -1 throughout if it is none."""
+    if isinstance(dist, Multihot):
+        return dist.base_dist, items_of_mask(value, dist.base_dist.max_size)
+    return dist, value
 
 
 class SubsetGibbsState(NamedTuple):
-    """The subsets, by site, and the share of accepted moves: in the last update and on average since warm-up."""
+    """The subsets, by site, and the mean acceptance probability of moves: in the last update, and since warm-up."""
 
     z: Values
     accept_prob: Array
@@ -84,15 +81,14 @@ class SubsetGibbs(MCMCKernel):
     """Updates latent subsets in MCMC: a block of NumPyro's ``Gibbs``, or a ``gibbs_fn`` for ``HMCGibbs``.
 
     :param model: the model, the same one that the other blocks have.
-    :param site: the name of a latent site with an NDPP or KNDPP, its conditioned law or its multihot view; or several.
-    :param num_moves: how many moves are proposed for every subset in an update. Each takes one evaluation of the model.
-    :param fresh: the share of moves that propose a fresh draw from the prior, by the distribution's own sampler, which
-        must be exact.
-    :raises ValueError: for ``num_moves`` and ``fresh`` out of range, and when a chain is set up, for a site that is
+    :param site: the name of a latent site with an NDPP or KNDPP, conditioned or as a multihot view; or several names.
+    :param num_moves: how many moves an update proposes for every subset. Each evaluates the model once.
+    :param fresh: the share of moves that propose a fresh draw from the prior. Its own sampler draws, and must be exact.
+    :raises ValueError: for ``num_moves`` and ``fresh`` out of range. When a chain is set up, also for a site that is
         missing, observed, in a plate, or no distribution of subsets, and for fresh draws of an approximate sampler.
 
-    The state has ``accept_prob``, the mean acceptance probability of an update, as an extra field:
-    ``block_states.0.accept_prob`` where this is the first block. Chains side by side: ``chain_method=jax.vmap``.
+    The state has an extra field, ``accept_prob``, the mean acceptance probability of an update:
+    ``block_states.0.accept_prob`` if this is the first block. ``chain_method=jax.vmap`` runs chains side by side.
 
     >>> import jax.numpy as jnp
     >>> import numpyro
@@ -125,10 +121,8 @@ class SubsetGibbs(MCMCKernel):
         self.sites = (site,) if isinstance(site, str) else tuple(site)
         if not self.sites or not all(isinstance(name, str) for name in self.sites):
             raise ValueError(f"site must be the name of a site or several of them, got {site!r}")
-        self.num_moves = static_int("num_moves", num_moves, 1, 2**31 - 1, "the largest")
-        if not 0.0 <= fresh <= 1.0:
-            raise ValueError(f"fresh must be between 0 and 1, got {fresh!r}")
-        self.fresh = float(fresh)
+        self.num_moves = static_int("num_moves", num_moves, 1)
+        self.fresh = finite_float("fresh", fresh, 0, 1)
         self._model = model
         self._num_warmup = 0
 
@@ -144,16 +138,16 @@ class SubsetGibbs(MCMCKernel):
     ) -> SubsetGibbsState:
         """The state at the values that the composite kernel has drawn from the prior."""
         self._num_warmup = num_warmup
-        laws = self._laws(rng_key, model_args, model_kwargs)
+        distributions = self._distributions(rng_key, model_args, model_kwargs)
         if not init_params or set(init_params) != set(self.sites):
             given = sorted(init_params or {})
             raise ValueError(f"SubsetGibbs starts at values of its sites {list(self.sites)}, got {given}")
         values = {}
         for name in self.sites:
             values[name] = jnp.asarray(init_params[name], jnp.int32)
-            base, items = _as_items(laws[name], values[name])
+            base, items = _as_items(distributions[name], values[name])
             if not_jax_tracer(items) and not bool(base.contains(items)):
-                raise ValueError(f"site {name!r} cannot start at {values[name].tolist()}, which is no value of its law")
+                raise ValueError(f"site {name!r} cannot start at {values[name].tolist()}, which is none of its values")
         zero = jnp.zeros(())
         return SubsetGibbsState(values, zero, zero, jnp.asarray(0), rng_key)
 
@@ -187,11 +181,11 @@ class SubsetGibbs(MCMCKernel):
     # --- For HMCGibbs ------------------------------------------------------------------------------------------------
 
     def gibbs_fn(self, *model_args: Any, **model_kwargs: Any) -> Callable[..., Values]:
-        """The update as a function for ``HMCGibbs``, which does not hand the data on: give the model's arguments here.
+        """The update as a function for ``HMCGibbs``. That does not hand on the data: give the model's arguments here.
 
         :raises ValueError: for a site that is missing, observed, in a plate, or no distribution of subsets.
         """
-        self._laws(random.key(0), model_args, model_kwargs)
+        self._distributions(random.key(0), model_args, model_kwargs)
 
         def update(rng_key: Array, gibbs_sites: Values, hmc_sites: Values) -> Values:
             values = {name: gibbs_sites[name] for name in self.sites}
@@ -202,12 +196,12 @@ class SubsetGibbs(MCMCKernel):
 
     # --- What both do ------------------------------------------------------------------------------------------------
 
-    def _laws(self, key: Array, args: tuple, kwargs: dict | None) -> dict[str, Any]:
+    def _distributions(self, key: Array, args: tuple, kwargs: dict | None) -> dict[str, Any]:
         """The distributions of the sites, from a trace of the model."""
         trace = handlers.trace(handlers.seed(self._model, key)).get_trace(*args, **(kwargs or {}))
-        return {name: self._law(trace, name) for name in self.sites}
+        return {name: self._distribution(trace, name) for name in self.sites}
 
-    def _law(self, trace: dict[str, Any], name: str) -> Any:
+    def _distribution(self, trace: dict[str, Any], name: str) -> Any:
         latent = [key for key, site in trace.items() if site["type"] == "sample" and not site["is_observed"]]
         site = trace.get(name)
         if site is None or site["type"] != "sample":
@@ -221,19 +215,19 @@ class SubsetGibbs(MCMCKernel):
                 "every subset a site of its own"
             )
         if site["scale"] is not None:
-            raise ValueError(f"site {name!r} is scaled: SubsetGibbs draws from its law as it is")
-        law = site["fn"]
-        base = law.base_dist if isinstance(law, Multihot) else law
+            raise ValueError(f"site {name!r} is scaled: SubsetGibbs draws from its distribution as it is")
+        dist = site["fn"]
+        base = dist.base_dist if isinstance(dist, Multihot) else dist
         if not isinstance(base, SubsetDistribution) or base.batch_shape:
             raise ValueError(
-                f"site {name!r} has a {type(law).__name__}; SubsetGibbs updates an NDPP or KNDPP without batch "
+                f"site {name!r} has a {type(dist).__name__}; SubsetGibbs updates an NDPP or KNDPP without batch "
                 "dimensions"
             )
         if self.fresh and isinstance(base.sampler, UpDown):
             raise ValueError(
                 f"fresh draws must be exact, but site {name!r} has the sampler {base.sampler}; take Exact()"
             )
-        return law
+        return dist
 
     def _update(
         self, key: Array, values: Values, others: Values, args: tuple, kwargs: dict | None
@@ -254,17 +248,17 @@ class SubsetGibbs(MCMCKernel):
         self, key: Array, name: str, values: Values, model: Callable, args: tuple, kwargs: dict
     ) -> tuple[Array, Array]:
         start = values[name]
-        law = self._law(handlers.trace(handlers.substitute(model, values)).get_trace(*args, **kwargs), name)
-        base, items = _as_items(law, start)
+        dist = self._distribution(handlers.trace(handlers.substitute(model, values)).get_trace(*args, **kwargs), name)
+        base, items = _as_items(dist, start)
         n = base.num_items
 
         def as_value(subset: Array) -> Array:
-            return (to_multihot(subset, n) if law is not base else subset).astype(start.dtype)
+            return (to_multihot(subset, n) if dist is not base else subset).astype(start.dtype)
 
         def log_likelihood(subset: Array) -> Array:
             substituted = {**values, name: as_value(subset)}
             log_probs, _ = compute_log_probs(model, args, kwargs, substituted)
-            # The prior's own, which is not used, is not computed either once this is compiled.
+            # The prior's own is not used; once this is compiled, it is not computed either.
             total = sum((value for site, value in log_probs.items() if site != name), jnp.zeros(()))
             return jnp.where(jnp.isnan(total), -jnp.inf, total)  # any other subset is better
 

@@ -1,6 +1,6 @@
-"""The steps behind :func:`numpyro_ndpp.learning.fit`: models, their starts, SVI on minibatches, how kernels are judged.
+"""The steps behind :func:`numpyro_ndpp.learning.fit`: models, their starts and data, SVI on minibatches, evaluations.
 
-Everything that may change from fit to fit of one model, shape and batch size is an argument of the compiled programs.
+Fits of one model, shape and batch size share their compiled programs: all that differs between them is an argument.
 """
 
 import math
@@ -20,6 +20,7 @@ from numpyro.infer.reparam import TransformReparam
 from numpyro.infer.svi import SVIState
 from numpyro.infer.util import transform_fn
 
+from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.distributions import NDPP
 from numpyro_ndpp.priors import (
     basket_model,
@@ -30,41 +31,35 @@ from numpyro_ndpp.priors import (
     ondpp_prior,
     symmetric_prior,
 )
+from numpyro_ndpp.subsets import as_padded
 
 
-def _start_ndpp(key: Array, num_items: int, rank: tuple[int, int], length: float) -> dict[str, Array]:
-    """Items bought about independently, about as often as in the data if the length is 1, and a little to link them."""
-    keys = random.split(key, 3)
-    return {
-        "V_base": length * directions(keys[0], num_items, rank[0]),
-        "B_base": _START_SKEW * directions(keys[1], num_items, rank[1]),
-        "D": random.normal(keys[2], (rank[1], rank[1]), jnp.float32),
-    }
+def _start_ndpp(key: Array, V: Array, num_skew: int) -> dict[str, Array]:
+    B_key, D_key = random.split(key)
+    B = _START_SKEW * directions(B_key, len(V), num_skew)  # a little, to link items that V has about independent
+    return {"V_base": V, "B_base": B, "D": random.normal(D_key, (num_skew, num_skew), jnp.float32)}
 
 
-def _start_symmetric(key: Array, num_items: int, rank: tuple[int, int], length: float) -> dict[str, Array]:
-    return {"V_base": length * directions(key, num_items, rank[0])}
+def _start_symmetric(key: Array, V: Array, num_skew: int) -> dict[str, Array]:
+    return {"V_base": V}
 
 
-def _start_ondpp(key: Array, num_items: int, rank: tuple[int, int], length: float) -> dict[str, Array]:
-    keys = random.split(key)
-    return {
-        "V_raw": length * directions(keys[0], num_items, rank[0]),
-        "B_raw": directions(keys[1], num_items, rank[1]),
-        "sigma": jnp.full(rank[1] // 2, _START_SKEW, jnp.float32),
-    }
+def _start_ondpp(key: Array, V: Array, num_skew: int) -> dict[str, Array]:
+    sigma = jnp.full(num_skew // 2, _START_SKEW, jnp.float32)
+    return {"V_raw": V, "B_raw": directions(key, len(V), num_skew), "sigma": sigma}
 
 
 class _Model(NamedTuple):
     prior: Callable[..., NDPP]
-    start: Callable[[Array, int, tuple[int, int], float], dict[str, Array]]
+    start: Callable[[Array, Array, int], dict[str, Array]]
+    """From a key, the features V to start from, and the columns of B."""
     sites: tuple[str, ...]
     strengths: dict[str, float]
-    """Those that it has, with values that do well."""
+    """The strengths that the model has, with values that do well."""
 
 
 _START_SKEW = 0.3
-# V starts from the centre of its prior, but no nearer to zero, where no gradient leads away.
+# V starts from the centre of its prior, but no nearer to zero than this: at zero no gradient leads away.
 _SHORTEST_START = 0.5
 _LOC = "_loc"
 MODELS = {
@@ -74,28 +69,65 @@ MODELS = {
     ),
     "symmetric": _Model(symmetric_prior, _start_symmetric, ("V_base",), {"alpha": 10.0}),
 }
-# Adam moves features that all have one scale, whatever the counts of their items.
+# Adam moves features of one scale, whatever the counts of their items.
 _ONE_SCALE = {"V": TransformReparam(), "B": TransformReparam()}
 
 
+def _padded(name: str, baskets: Any, num_items: int, rank: int) -> np.ndarray:
+    """Baskets as padded subsets. Items must be in range and none twice; no basket may be larger than the rank."""
+    padded = as_padded(name, baskets, num_items)
+    sizes = np.sum(padded < num_items, axis=1)
+    if len(sizes) and sizes.max() > rank:
+        first = np.argmax(sizes > rank)
+        raise ValueError(
+            f"{name}: {np.sum(sizes > rank)} baskets have more items than the rank of {rank} (columns of B count in "
+            f"pairs), which gives them probability zero (the first is basket {first} with {sizes[first]}); raise the "
+            f"rank or leave them out"
+        )
+    return padded
+
+
+def split_baskets(
+    baskets: Any, num_items: int, ranks: tuple[int, int], validation: Any, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Baskets to learn from and baskets to judge by, checked, as padded subsets."""
+    rank = ranks[0] + ranks[1] // 2 * 2  # a skew matrix of odd size is singular
+    padded = _padded("baskets", baskets, num_items, rank)
+    if len(padded) < 2:
+        raise ValueError(f"baskets: two baskets at least are needed, got {len(padded)}")
+    if validation is not None and not np.isscalar(validation):
+        held_out = _padded("validation", validation, num_items, rank)
+        if len(held_out) == 0:
+            raise ValueError("validation: one basket at least is needed, got none")
+        return padded, held_out
+    number = min(300, max(1, len(padded) // 10)) if validation is None else validation
+    number = static_int("validation (baskets, or how many)", number, 1, len(padded) - 1, "all baskets but one")
+    order = np.random.default_rng(seed).permutation(len(padded))
+    return padded[np.sort(order[number:])], padded[np.sort(order[:number])]
+
+
+def _keys(seed: int) -> Array:
+    """Three keys: of V's directions, of the rest of the start, of the minibatches."""
+    return random.split(random.key(seed), 3)
+
+
 def training_data(settings: dict[str, Any], train: np.ndarray) -> tuple[Array, Array, Array | None]:
-    """What the model is called with: baskets, how many hold each item, and what V's prior is centred on."""
-    num_items, key = settings["num_items"], random.key(settings["seed"])
-    length = settings["anchor"]
+    """The model's arguments: baskets, how many hold each item, and what V's prior is centred on."""
+    num_items, length = settings["num_items"], settings["anchor"]
     # The directions are those that V starts from.
-    anchor = length * directions(key, num_items, settings["rank"][0]) if length else None
+    anchor = length * directions(_keys(settings["seed"])[0], num_items, settings["rank"][0]) if length else None
     return jnp.asarray(train), jnp.asarray(item_counts(train, num_items)), anchor
 
 
 class _Programs:
-    """The compiled steps, evaluations and kernels of SVI for one model and rank: what fits of other numbers share.
+    """The compiled steps, evaluations and kernels of SVI for one model, shape and batch size.
 
-    It holds no data: compiled methods and the object refer to one another, and are collected late.
+    It holds no data: compiled methods and the object refer to one another, and memory is freed late.
     """
 
     def __init__(self, model: str, num_items: int, rank: tuple[int, int], batch_size: int) -> None:
         self._kind, self._num_items, self._rank, self._batch_size = MODELS[model], num_items, rank, batch_size
-        # A compiler that times several ways to multiply may take another in the process that goes on from a checkpoint.
+        # No timing of several ways to multiply: the process that goes on from a checkpoint must take the same way.
         options: Any = {"xla_gpu_autotune_level": 0} if jax.default_backend() == "gpu" else None
         self.start = jax.jit(self._first_state, compiler_options=options)
         self.advance = jax.jit(self._many_steps, donate_argnums=0, compiler_options=options)
@@ -114,17 +146,17 @@ class _Programs:
         adam = numpyro.optim.Adam(lambda step: rate * 0.5 * (1 + jnp.cos(jnp.pi * step / num_steps)))
         svi = SVI(partial(_at_point, model, self._kind.sites), _no_guide, adam, Trace_ELBO())
         transforms = {name + _LOC: biject_to(_constraint(name)) for name in self._kind.sites}
-        svi.constrain_fn = partial(transform_fn, transforms)  # as its init does, which would run the model
+        svi.constrain_fn = partial(transform_fn, transforms)  # what svi.init does; but that runs the model
         return svi
 
-    def _first_state(self, key: Array, length: float, numbers: dict[str, Any]) -> SVIState:
-        start_key, step_key = random.split(key)
-        values = self._kind.start(start_key, self._num_items, self._rank, length)
+    def _first_state(self, keys: Array, length: float, numbers: dict[str, Any]) -> SVIState:
+        V = length * directions(keys[0], self._num_items, self._rank[0])
+        values = self._kind.start(keys[1], V, self._rank[1])
         params = {name + _LOC: biject_to(_constraint(name)).inv(value) for name, value in values.items()}
         optim_state = self._svi(numbers).optim.init(params)
-        # Of the types that it has when it is read from a checkpoint, for which nothing is then compiled again.
+        # Strong types, as a state read from a checkpoint has: nothing is compiled again for it.
         optim_state = jax.tree.map(lambda x: lax.convert_element_type(x, x.dtype), optim_state)
-        return SVIState(optim_state, None, step_key)
+        return SVIState(optim_state, None, keys[2])
 
     def _many_steps(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any], number: int) -> tuple[Any, Array]:
         svi = self._svi(numbers)
@@ -136,24 +168,24 @@ class _Programs:
         state, total = lax.fori_loop(0, number, step, (state, jnp.zeros(())))
         return state, total / number
 
-    def _law(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any]) -> NDPP:
+    def _distribution(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any]) -> NDPP:
         values = {name.removesuffix(_LOC): value for name, value in self._svi(numbers).get_params(state).items()}
         baskets, counts, anchor = data
         prior = partial(self._prior(numbers), counts, len(baskets), anchor=anchor)
         return handlers.seed(handlers.substitute(handlers.reparam(prior, config=_ONE_SCALE), values), random.key(0))()
 
     def _features(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any]) -> tuple[Array, Array, Array]:
-        law = self._law(state, data, numbers)
-        return law.V, law.B, law.D
+        dist = self._distribution(state, data, numbers)
+        return dist.V, dist.B, dist.D
 
     def _validation_and_price(
         self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any], held_out: Array, log_max_proposals: Any
     ) -> tuple[Array, Array]:
-        law = self._law(state, data, numbers)
-        value = law.log_prob(held_out).mean()
+        dist = self._distribution(state, data, numbers)
+        value = dist.log_prob(held_out).mean()
         if self._kind.prior is not ondpp_prior:
             return value, jnp.zeros(())
-        log_proposals = log_expected_proposals(jnp.diagonal(law.D, 1)[::2])
+        log_proposals = log_expected_proposals(jnp.diagonal(dist.D, 1)[::2])
         if log_max_proposals is None:
             return value, numbers["gamma"] * log_proposals
         return value, jnp.where(log_proposals > log_max_proposals, jnp.inf, 0.0)
@@ -163,7 +195,7 @@ _programs = lru_cache(maxsize=8)(_Programs)
 
 
 class Learner:
-    """SVI for the model that the settings describe: its steps, evaluations and kernels. It holds no data."""
+    """SVI for the model of the settings: its steps, evaluations and kernels. It holds no data."""
 
     def __init__(self, settings: dict[str, Any], num_baskets: int) -> None:
         rank = tuple(settings["rank"])
@@ -179,20 +211,20 @@ class Learner:
         return self.programs.start(*self._origin())
 
     def shapes(self) -> SVIState:
-        """Those of the state, which is not computed."""
+        """The shapes of the state; nothing is computed."""
         return jax.eval_shape(self.programs.start, *self._origin())
 
     def _origin(self) -> tuple[Any, ...]:
         length = max(self._settings["anchor"], _SHORTEST_START)
-        return random.key(self._settings["seed"]), length, self.numbers
+        return _keys(self._settings["seed"]), length, self.numbers
 
     def advance(self, state: Any, data: tuple[Any, ...], number: int) -> tuple[Any, float]:
-        """The state after so many steps, in place of the given one, and the mean loss over them for each basket."""
+        """The state after ``number`` steps, in the memory of the given one, and the mean loss of a basket."""
         state, loss = self.programs.advance(state, data, self.numbers, number)
         return state, float(loss) / self._num_baskets
 
     def judge(self, state: Any, data: tuple[Any, ...], held_out: np.ndarray) -> tuple[float, float]:
-        """The mean log-likelihood of the held-out baskets, and what is to be taken off it for rejections."""
+        """The mean log-likelihood of the held-out baskets, and the price of rejections."""
         value, price = self.programs.judge(state, data, self.numbers, jnp.asarray(held_out), self._most)
         return float(value), float(price)
 
@@ -206,9 +238,9 @@ def _constraint(site: str) -> Any:
 
 
 def _at_point(model: Callable[..., NDPP], sites: tuple[str, ...], *data: Any) -> None:
-    """The model with a parameter in place of each of its sites, so that the ELBO is its log density: a MAP estimate.
+    """The model with a parameter in place of each site. The ELBO is then its log density, and the maximum the MAP.
 
-    A guide of point masses says the same, but its densities compare the features with themselves, in masks as large.
+    A guide of point masses says the same, but its densities need masks as large as the features.
     """
     values = {name: numpyro.param(name + _LOC, constraint=_constraint(name)) for name in sites}
     handlers.condition(model, values)(*data)

@@ -1,17 +1,15 @@
 """Kernels learned from baskets: the MAP estimate of a model of :mod:`numpyro_ndpp.priors`, by SVI.
 
-Minibatches, Adam with a rate that falls to zero as a cosine, the log-likelihood of held-out baskets to stop by, and
-checkpoints from which a killed run goes on as if nothing had happened.
+A fit takes minibatches and Adam, with a rate that falls to zero as a cosine. It stops by the log-likelihood of held-out
+baskets, and a killed run goes on from its checkpoint as if nothing had happened.
 
 References: see :mod:`numpyro_ndpp.priors`.
 """
 
 import math
-import operator
 import os
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,20 +17,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
+from numpyro.infer.svi import SVIState
 from tqdm.auto import tqdm
 
 from numpyro_ndpp.checkpoints import fingerprint, read_arrays, write_arrays
+from numpyro_ndpp.checks import finite_float, static_int
 from numpyro_ndpp.distributions import NDPP
-from numpyro_ndpp.learner import MODELS, Learner, training_data
-from numpyro_ndpp.priors import (
-    basket_model,
-    item_counts,
-    ndpp_prior,
-    ondpp_prior,
-    symmetric_prior,
-    to_event_width,
-)
-from numpyro_ndpp.subsets import Subsets, as_padded
+from numpyro_ndpp.learner import MODELS, Learner, split_baskets, training_data
+from numpyro_ndpp.priors import basket_model, item_counts, ndpp_prior, ondpp_prior, symmetric_prior, to_event_width
+from numpyro_ndpp.subsets import Subsets
 
 __all__ = [
     "Fit",
@@ -45,6 +38,8 @@ __all__ = [
     "to_event_width",
 ]
 
+_HISTORY = "history_"
+
 
 class Fit(NamedTuple):
     """A learned kernel, and how it was learned."""
@@ -54,8 +49,8 @@ class Fit(NamedTuple):
     D: np.ndarray
     history: dict[str, np.ndarray]
     """One number for each evaluation: ``step``, ``loss`` (mean over the steps since the last one, per basket),
-    ``validation`` (mean log-likelihood of the held-out baskets), ``price`` (what is taken off for rejections;
-    the best evaluation is that with the largest difference of the two) and ``seconds``."""
+    ``validation`` (mean log-likelihood of the held-out baskets), ``price`` (of rejections; the best evaluation has the
+    largest ``validation - price``) and ``seconds``."""
     settings: dict[str, Any]
 
     def distribution(self, **settings: Any) -> NDPP:
@@ -65,21 +60,24 @@ class Fit(NamedTuple):
     def save(self, path: str | Path) -> None:
         """Write an npz file, whole or not at all.
 
-        :raises OSError: if it cannot be written, for want of space for example; a file of that name stays as it was.
+        :raises OSError: if it cannot be written; a file of that name stays as it was.
         """
-        arrays = {name: getattr(self, name) for name in ("V", "B", "D")}
-        histories = {f"history_{name}": values for name, values in self.history.items()}
-        write_arrays(path, arrays | histories, self.settings)
+        write_arrays(path, self._arrays(), self.settings)
 
     @classmethod
     def load(cls, path: str | Path) -> "Fit":
         """What :meth:`save` wrote.
 
-        :raises ValueError: for a file that is not such a one.
+        :raises ValueError: for any other file.
         """
-        arrays, settings = read_arrays(path, ("V", "B", "D"))
-        prefix = "history_"
-        history = {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
+        return cls._of_arrays(*read_arrays(path, ("V", "B", "D")))
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return dict(zip("VBD", self[:3], strict=True)) | {_HISTORY + name: row for name, row in self.history.items()}
+
+    @classmethod
+    def _of_arrays(cls, arrays: dict[str, np.ndarray], settings: dict[str, Any]) -> "Fit":
+        history = {name.removeprefix(_HISTORY): arrays[name] for name in arrays if name.startswith(_HISTORY)}
         return cls(arrays["V"], arrays["B"], arrays["D"], history, settings)
 
 
@@ -107,37 +105,34 @@ def fit(
 ) -> Fit:
     r"""A kernel learned from baskets: the MAP estimate of a model of :mod:`numpyro_ndpp.priors`, by SVI, in float32.
 
-    Minibatches, Adam with a rate that falls to zero as a cosine; every ``evaluate_every`` steps the log-likelihood of
-    held-out baskets (less the price of rejections, for ondpp). The parameters with the best one are kept, and the run
-    ends early when it has not risen ``patience`` times in a row. A step costs O(n d² + d³) for the normaliser and
-    O(m d² + m² d + m³) for each basket of m.
+    Every ``evaluate_every`` steps the kernel is judged by the log-likelihood of held-out baskets (for ondpp, less the
+    price of rejections). The best kernel is kept. The run ends early when the value has not risen ``patience`` times in
+    a row. A step costs O(n d² + d³) for the normaliser and O(m d² + m² d + m³) for each basket of m.
 
     :param baskets: lists of item numbers, or padded subsets (N, m).
     :param num_items: the number n of items.
     :param model: ``"ndpp"``, ``"ondpp"`` (orthogonal, for the rejection sampler) or ``"symmetric"`` (no B).
     :param rank: the columns of V and of B; one number stands for both.
-    :param alpha, beta, gamma: the strengths of the priors of V and B, and of ondpp's price of rejections. None: what
-        does well for the model, an alpha of 50 and a beta of 30 for ``"ndpp"``, 50, 0.01 and a gamma of 0.5 for
-        ``"ondpp"``, an alpha of 10 for ``"symmetric"``.
-    :param max_proposals: the expected number of proposals that a kernel of ondpp may need to count as the best; None:
-        any, and the price of rejections is taken off its log-likelihood.
+    :param alpha, beta, gamma: the strengths of the priors of V and B, and of ondpp's price of rejections. The default
+        does well for the model: 50 and 30 for ``"ndpp"``, 50, 0.01 and 0.5 for ``"ondpp"``, 10 for ``"symmetric"``.
+    :param max_proposals: the most expected proposals with which a kernel of ondpp counts as the best. None: any number,
+        and the price of rejections is taken off the log-likelihood.
     :param anchor: how far from zero the prior of V is centred. At 1, and with many more columns than a basket has
         items, these are bought about independently and as often as in the data; at 0.5 a quarter as often, at 0 never.
-        Near 1 rare items have most room, and the log-likelihood is best; near 0 random subsets, which are mostly rare
-        items, are told apart best. The papers' objective is ``anchor=0, alpha=0.01, beta=0.01``, which relies on the
-        early stop.
+        Near 1 rare items have most room, and the log-likelihood is best. Near 0 random subsets, which are mostly rare
+        items, are told apart best. The papers' objective is ``anchor=0, alpha=0.01, beta=0.01``; it relies on the early
+        stop.
     :param batch_size: baskets in a minibatch.
-    :param num_steps: steps at most, over which the rate falls.
+    :param num_steps: the most steps; the rate falls over them.
     :param learning_rate: Adam's rate at the first step, for features of length one or so.
-    :param validation: baskets to judge by, or how many of ``baskets`` to hold out for that; by default 300, or a tenth
-        if that is less.
+    :param validation: baskets to judge by, or how many of ``baskets`` to hold out; by default a tenth, at most 300.
     :param evaluate_every: steps from one evaluation to the next.
-    :param patience: evaluations without a rise after which to stop; 0: never.
-    :param seed: of the minibatches, of what V, B and D start from, and of what is held out.
-    :param checkpoint: a file that the state is written to every ``checkpoint_every`` steps, with the next evaluation.
-        If it is there already, the run goes on from it, and on the same machine ends with the parameters of one never
-        interrupted, to the last bit.
-    :param progress_bar: a bar with the last log-likelihood of the held-out baskets.
+    :param patience: evaluations without a rise after which the run stops; 0: never.
+    :param seed: the seed of the minibatches, of the start and of what is held out.
+    :param checkpoint: a file for the state, written every ``checkpoint_every`` steps, at the next evaluation. If it
+        exists, the run goes on from it. On the same machine it then ends with the parameters of an uninterrupted run,
+        to the last bit.
+    :param progress_bar: whether to show a bar, with the last log-likelihood of the held-out baskets.
     :raises ValueError: for fewer than two baskets, items out of range or repeated, baskets larger than the rank,
         settings out of range or of another model, and a checkpoint of other data or settings.
     :raises TypeError: for items that are not integers.
@@ -153,42 +148,33 @@ def fit(
     if model not in MODELS:
         raise ValueError(f"model must be one of {sorted(MODELS)}, got {model!r}")
     kind = MODELS[model]
-    num_items, batch_size, num_steps = _integers(num_items=num_items, batch_size=batch_size, num_steps=num_steps)
-    evaluate_every, checkpoint_every = _integers(evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
-    patience, seed = _integers(patience=patience, seed=seed)
-    given = {"alpha": alpha, "beta": beta, "gamma": gamma}
-    given = {name: strength for name, strength in given.items() if strength is not None}
-    foreign = [name for name in given if name not in kind.strengths]
-    if max_proposals is not None and model != "ondpp":
-        foreign.append("max_proposals")
-    if foreign:
-        raise ValueError(f"{foreign[0]} is no setting of model={model!r}")
-    strengths = kind.strengths | dict(zip(given, _floats(**given), strict=True))
-    learning_rate, anchor = _floats(learning_rate=learning_rate, anchor=anchor)
-    max_proposals = None if max_proposals is None else _floats(max_proposals=max_proposals)[0]
+    num_items, batch_size = static_int("num_items", num_items, 1), static_int("batch_size", batch_size, 1)
+    num_steps, patience = static_int("num_steps", num_steps, 1), static_int("patience", patience, 0)
+    evaluate_every = static_int("evaluate_every", evaluate_every, 1)
+    checkpoint_every = static_int("checkpoint_every", checkpoint_every, 1)
+    seed = static_int("seed", seed, 0, 2**63 - 1, "2**63 - 1")
+    learning_rate = finite_float("learning_rate", learning_rate, 0, exclusive=True)
+    anchor = finite_float("anchor", anchor, 0)
+    given = {"alpha": alpha, "beta": beta, "gamma": gamma, "max_proposals": max_proposals}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        if name not in kind.strengths and (name, model) != ("max_proposals", "ondpp"):
+            raise ValueError(f"{name} is no setting of model={model!r}")
+        low = 1 if name == "max_proposals" else 0
+        given[name] = finite_float(name, value, low, exclusive=name in ("alpha", "beta"))
     ranks = _ranks(model, rank, num_items)
-    _check_positive(**{name: strength for name, strength in strengths.items() if name != "gamma"})
-    _check_positive(num_items=num_items, batch_size=batch_size, learning_rate=learning_rate)
-    _check_positive(num_steps=num_steps, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every)
-    if max_proposals is not None and not max_proposals >= 1:
-        raise ValueError(f"max_proposals must be one at least, got {max_proposals}")
-    gamma = strengths.get("gamma", 0.0)
-    for name, value in (("gamma", gamma), ("anchor", anchor), ("patience", patience), ("seed", seed)):
-        if not value >= 0:
-            raise ValueError(f"{name} must not be negative, got {value}")
-    if seed >= 2**63:
-        raise ValueError(f"seed must be below 2**63, got {seed}")
     folder = None if checkpoint is None else Path(checkpoint).resolve().parent
     if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise ValueError(f"checkpoint: {folder} is not a folder that can be written to")
-    # A skew matrix of odd size is singular.
-    train, held_out = _split(baskets, num_items, ranks[0] + ranks[1] // 2 * 2, validation, seed)
-    strengths = {name: strengths[name] for name in kind.strengths}
-    settings = {"model": model, "rank": list(ranks), "num_items": num_items, **strengths, "batch_size": batch_size}
-    settings |= {"num_steps": num_steps, "learning_rate": learning_rate, "evaluate_every": evaluate_every}
+    train, held_out = split_baskets(baskets, num_items, ranks, validation, seed)
+    settings: dict[str, Any] = {"model": model, "rank": list(ranks), "num_items": num_items, "max_proposals": None}
+    settings |= kind.strengths | given
     settings |= {
         "anchor": anchor,
-        "max_proposals": max_proposals,
+        "batch_size": batch_size,
+        "num_steps": num_steps,
+        "learning_rate": learning_rate,
+        "evaluate_every": evaluate_every,
         "patience": patience,
         "seed": seed,
         "data": fingerprint(train, held_out),
@@ -201,184 +187,98 @@ def fit(
     learner = Learner(settings, len(train))
     data = training_data(settings, train)
     if checkpoint is not None and Path(checkpoint).exists():
-        state, progress = _read_checkpoint(checkpoint, settings, learner.shapes())
+        state, result = _read_checkpoint(checkpoint, settings, learner.shapes())
     else:
-        state, progress = learner.start(), _Progress.fresh()
-    with tqdm(total=num_steps, initial=progress.step, unit="step", disable=not progress_bar) as bar:
-        while progress.step < num_steps and not (patience and progress.since_best >= patience):
-            start, number = time.perf_counter(), min(evaluate_every, num_steps - progress.step)
+        nothing, history = np.zeros((0, 0)), {name: np.zeros(0) for name in ("loss", "validation", "price", "seconds")}
+        state, result = learner.start(), Fit(nothing, nothing, nothing, {"step": np.zeros(0, int)} | history, settings)
+    step = int(result.history["step"].max(initial=0))
+    with tqdm(total=num_steps, initial=step, unit="step", disable=not progress_bar) as bar:
+        while step < num_steps and not (patience and _since_best(result.history) >= patience):
+            start, number = time.perf_counter(), min(evaluate_every, num_steps - step)
             state, loss = learner.advance(state, data, number)
             value, price = learner.judge(state, data, held_out)
+            step += number
             if math.isnan(value) or math.isnan(price):
                 raise FloatingPointError(
-                    f"the validation log-likelihood is not a number after {progress.step + number} steps; a lower "
-                    f"learning_rate than {learning_rate} may help"
+                    f"the validation log-likelihood is not a number after {step} steps; a lower learning_rate than "
+                    f"{learning_rate} may help"
                 )
-            progress = progress.after(number, loss, value, price, time.perf_counter() - start)
-            if progress.since_best == 0:
-                progress = progress._replace(best=learner.kernel(state, data))
+            row = {"step": step, "loss": loss, "validation": value, "price": price}
+            row["seconds"] = time.perf_counter() - start
+            result = result._replace(history={name: np.append(result.history[name], row[name]) for name in row})
+            since_best = _since_best(result.history)
+            if since_best == 0:
+                V, B, D = learner.kernel(state, data)
+                result = Fit(V, B, D, result.history, settings)
             bar.update(number)
-            bar.set_postfix(validation=f"{value:.3f}", since_best=progress.since_best)
-            due = progress.step // checkpoint_every > (progress.step - number) // checkpoint_every
-            if checkpoint is not None and (due or progress.step == num_steps):
-                _write_checkpoint(checkpoint, settings, state, progress)
-    V, B, D = progress.best
-    result = Fit(V, B, D, {name: np.array(values) for name, values in progress.history.items()}, settings)
+            bar.set_postfix(validation=f"{value:.3f}", since_best=since_best)
+            due = step // checkpoint_every > (step - number) // checkpoint_every
+            if checkpoint is not None and (due or step == num_steps):
+                _write_checkpoint(checkpoint, result, state)
     _warn_of_failures(result, held_out)
     return result
 
 
 def _warn_of_failures(result: Fit, held_out: np.ndarray) -> None:
-    """Say so if no evaluation counted, so that the last kernel stands for the best one, or if baskets were no use."""
+    """Warn if no evaluation counted, so that the last kernel stands for the best one, or if baskets were of no use."""
     validation, price = result.history["validation"], result.history["price"]
     most = result.settings.get("max_proposals")
-    none_counted = np.isneginf(validation - price).all()
-    if none_counted and np.isposinf(price).all():
-        warnings.warn(
-            f"no kernel with at most max_proposals={most} expected proposals was met: this is the last one; a gamma "
-            f"above {result.settings['gamma']} or more than num_steps={result.settings['num_steps']} steps would lower "
-            f"them",
-            stacklevel=3,
+    warned = []
+    if np.isneginf(validation - price).all() and np.isposinf(price).all():
+        warned.append(
+            f"no kernel with at most max_proposals={most} expected proposals was met: this is the last one; raise "
+            f"gamma above {result.settings['gamma']} or num_steps above {result.settings['num_steps']}"
         )
-    elif none_counted:
+    elif np.isneginf(validation - price).all():
         impossible = int(np.isneginf(np.asarray(result.distribution().log_prob(held_out))).sum())
         within = f" with at most max_proposals={most} expected proposals" if np.isposinf(price).any() else ""
-        warnings.warn(
+        warned.append(
             f"no kernel{within} was met that allows for all held-out baskets: this is the last one, under which "
-            f"{impossible} of the {len(held_out)} held-out baskets have probability zero",
-            stacklevel=3,
+            f"{impossible} of the {len(held_out)} held-out baskets have probability zero"
         )
     if np.isposinf(result.history["loss"]).any():
-        warnings.warn(
-            "some baskets to learn from had probability zero, to rounding, in some of the steps, and counted for "
-            "nothing in them (history['loss'] is inf there)",
-            stacklevel=3,
+        warned.append(
+            "some baskets to learn from had probability zero, to rounding, in some steps, which did not count them "
+            "(history['loss'] is inf there)"
         )
+    for text in warned:
+        warnings.warn(text, stacklevel=3)
 
 
-class _Progress(NamedTuple):
-    """How far a run has come: steps done, evaluations since the best one, the best kernel, and the history."""
-
-    step: int
-    since_best: int
-    best: tuple[np.ndarray, ...]
-    history: dict[str, list[float]]
-
-    @classmethod
-    def fresh(cls) -> "_Progress":
-        return cls(0, 0, (), {"step": [], "loss": [], "validation": [], "price": [], "seconds": []})
-
-    def after(self, number: int, loss: float, validation: float, price: float, seconds: float) -> "_Progress":
-        earlier = [value - paid for value, paid in zip(self.history["validation"], self.history["price"], strict=True)]
-        best = max(earlier, default=-math.inf)
-        since_best = 0 if validation - price > best or best == -math.inf else self.since_best + 1
-        row = {"step": self.step + number, "loss": loss, "validation": validation, "price": price, "seconds": seconds}
-        history = {name: [*values, row[name]] for name, values in self.history.items()}
-        return _Progress(self.step + number, since_best, self.best, history)
+def _since_best(history: dict[str, np.ndarray]) -> int:
+    """Evaluations since the best one; none while no kernel counts, so that the last one is kept."""
+    scores = history["validation"] - history["price"]
+    return len(scores) - 1 - int(np.argmax(scores)) if np.max(scores, initial=-np.inf) > -np.inf else 0
 
 
-def _write_checkpoint(path: str | Path, settings: dict[str, Any], state: Any, progress: _Progress) -> None:
+def _write_checkpoint(path: str | Path, result: Fit, state: SVIState) -> None:
     leaves = jax.tree.leaves(state._replace(rng_key=random.key_data(state.rng_key)))
     arrays = {f"state_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
-    arrays |= dict(zip("VBD", progress.best, strict=True))
-    arrays |= {f"history_{name}": np.array(values) for name, values in progress.history.items()}
-    write_arrays(path, arrays, settings | {"step": progress.step, "since_best": progress.since_best})
+    write_arrays(path, arrays | result._arrays(), result.settings | {"step": int(result.history["step"][-1])})
 
 
-def _read_checkpoint(path: str | Path, settings: dict[str, Any], shapes: Any) -> tuple[Any, _Progress]:
-    structure = jax.tree.structure(shapes)
-    names = [f"state_{i}" for i in range(len(jax.tree.leaves(shapes)))]
+def _read_checkpoint(path: str | Path, settings: dict[str, Any], shapes: SVIState) -> tuple[SVIState, Fit]:
     arrays, written = read_arrays(path, ("V", "B", "D"))
     for name, value in settings.items():
         if written.get(name) != value:
             raise ValueError(
                 f"checkpoint {path} is of another run: its {name} is {written.get(name)!r}, here it is {value!r}"
             )
+    names = [f"state_{i}" for i in range(len(jax.tree.leaves(shapes)))]
     missing = [name for name in names if name not in arrays]
     if missing:
         raise ValueError(f"checkpoint {path} has no {missing[0]!r}: it is a saved fit, not a checkpoint")
     # One after the other, so that no more than one array is there twice.
-    restored = jax.tree.unflatten(structure, [jnp.asarray(arrays.pop(name)) for name in names])
-    restored = restored._replace(rng_key=random.wrap_key_data(restored.rng_key))
-    history = {name: arrays[f"history_{name}"].tolist() for name in _Progress.fresh().history}
-    best = tuple(arrays[name] for name in "VBD")
-    return restored, _Progress(written["step"], written["since_best"], best, history)
-
-
-def _integers(**values: Any) -> list[int]:
-    return _numbers(operator.index, "an integer", values)
-
-
-def _floats(**values: Any) -> list[float]:
-    numbers = _numbers(float, "a number", values)
-    for name, number in zip(values, numbers, strict=True):
-        if math.isinf(number):
-            raise ValueError(f"{name} must be finite, got {number}")
-    return numbers
-
-
-def _numbers(convert: Callable[[Any], Any], what: str, values: dict[str, Any]) -> list[Any]:
-    numbers = []
-    for name, value in values.items():
-        try:
-            numbers.append(convert(value))
-        except (TypeError, ValueError):
-            raise ValueError(f"{name} must be {what}, got {value!r}") from None
-    return numbers
+    state = jax.tree.unflatten(jax.tree.structure(shapes), [jnp.asarray(arrays.pop(name)) for name in names])
+    return state._replace(rng_key=random.wrap_key_data(state.rng_key)), Fit._of_arrays(arrays, settings)
 
 
 def _ranks(model: str, rank: int | tuple[int, int], num_items: int) -> tuple[int, int]:
-    try:
-        first, second = (
-            operator.index(number) for number in (rank if isinstance(rank, (tuple, list)) else (rank, rank))
-        )
-    except (TypeError, ValueError):
-        raise ValueError(f"rank must be a number of columns or two, of V and of B, got {rank!r}") from None
-    if model == "symmetric":
-        second = 0
-    if first < 1 or second < 0:
-        raise ValueError(f"rank must have one column of V at least and none or more of B, got {rank!r}")
-    if model == "ondpp" and second >= num_items:
-        raise ValueError(
-            f"rank: an orthogonal B has fewer columns than there are items, or V is zero, got {second} for {num_items}"
-        )
-    return first, second
-
-
-def _check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not value > 0:
-            raise ValueError(f"{name} must be positive, got {value!r}")
-
-
-def _padded(name: str, baskets: Any, num_items: int, rank: int) -> np.ndarray:
-    """Baskets as padded subsets, checked: items in range, none twice, none of the baskets larger than the rank."""
-    padded = as_padded(name, baskets, num_items)
-    sizes = np.sum(padded < num_items, axis=1)
-    if len(sizes) and sizes.max() > rank:
-        first = np.argmax(sizes > rank)
-        raise ValueError(
-            f"{name}: {np.sum(sizes > rank)} baskets have more items than the rank of {rank} (columns of B count in "
-            f"pairs), which gives them probability zero (the first is basket {first} with {sizes[first]}); raise the "
-            f"rank or leave them out"
-        )
-    return padded
-
-
-def _split(baskets: Any, num_items: int, rank: int, validation: Any, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Baskets to learn from and baskets to judge by."""
-    padded = _padded("baskets", baskets, num_items, rank)
-    if len(padded) < 2:
-        raise ValueError(f"baskets: two baskets at least are needed, got {len(padded)}")
-    if isinstance(validation, (bool, float, np.floating)):
-        raise ValueError(f"validation must be baskets, or how many of them to hold out, got {validation!r}")
-    if validation is not None and not isinstance(validation, (int, np.integer)):
-        held_out = _padded("validation", validation, num_items, rank)
-        if len(held_out) == 0:
-            raise ValueError("validation: one basket at least is needed, got none")
-        return padded, held_out
-    number = min(300, max(1, len(padded) // 10)) if validation is None else int(validation)
-    if not 0 < number < len(padded):
-        raise ValueError(f"validation must be 1 to {len(padded) - 1} of the {len(padded)} baskets, got {number}")
-    order = np.random.default_rng(seed).permutation(len(padded))
-    return padded[np.sort(order[number:])], padded[np.sort(order[:number])]
+    pair = rank if isinstance(rank, (tuple, list)) else (rank, rank)
+    if len(pair) != 2:
+        raise ValueError(f"rank must be a number of columns or two, of V and of B, got {rank!r}")
+    # An orthogonal B of as many columns as items would leave nothing to V.
+    most = num_items - 1 if model == "ondpp" else None
+    first = static_int("rank (columns of V)", pair[0], 1)
+    second = static_int("rank (columns of B)", pair[1], 0, most, "num_items - 1")
+    return first, 0 if model == "symmetric" else second

@@ -2,9 +2,9 @@ r"""How good a learned kernel is on baskets it has not seen: log-likelihood, AUC
 
 Each is a mean over baskets (or an AUC) with a bootstrap interval over them.
 
-The published numbers come from the authors' code, which averages the AUC and the percentile rank over three groups of
-sizes, cut evenly on the scale of their logarithms, and hides the item with the largest number rather than a random one:
-``"grouped"`` and ``"reference"`` below. It matters: one ranking of baskets of all sizes (``"pooled"``) has a random
+The published numbers come from the authors' code. It averages the AUC and the percentile rank over three groups of
+sizes, cut evenly on the scale of their logarithms, and it hides the item with the largest number, not a random one:
+``"grouped"`` and ``"reference"`` below. This matters: one ranking of baskets of all sizes (``"pooled"``) has a random
 pair above a real basket of fifty, so the pooled AUC of a very good model may be 0.6.
 
 Reference: Gartrell, Han, Dohmatob, Gillenwater and Brunel (2021), *Scalable learning and MAP inference for
@@ -22,12 +22,13 @@ from jax.typing import ArrayLike
 from numpyro.distributions import Distribution
 
 from numpyro_ndpp.base import SubsetDistribution
+from numpyro_ndpp.checks import check_distribution, finite_float, static_int
 from numpyro_ndpp.subsets import Subsets, as_padded, pad_subsets, to_multihot
 from numpyro_ndpp.widths import narrowing_widths
 
 __all__ = ["Estimate", "mean_log_likelihood", "mean_percentile_rank", "subset_auc"]
 
-# Scores of so many pairs of a basket and an item are held at once.
+# At most so many scores, one for each pair of a basket and an item, are held at once.
 _SCORES = 2**24
 _NARROWEST = 4
 
@@ -49,32 +50,24 @@ _NO_NUMBER = Estimate(np.nan, np.nan, np.nan)
 def _bootstrap(
     statistic: Callable[[np.ndarray], float], groups: np.ndarray, level: float, seed: int, repeats: int
 ) -> Estimate:
-    """The statistic of all baskets, and the quantiles of the same of baskets drawn with replacement, from each group as
-    many as it has: a mean over groups would be another one without the smallest of them."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level!r}")
-    if repeats < 0:
-        raise ValueError(f"num_bootstraps must not be negative, got {repeats!r}")
+    """The mean over groups of the statistic of each group's baskets, and quantiles of the same for baskets drawn anew.
+
+    They are drawn with replacement within each group: without the smallest group the mean would be another one.
+    """
+    level, repeats = finite_float("level", level, 0, 1, exclusive=True), static_int("num_bootstraps", repeats, 0)
     rng = np.random.default_rng(seed)
     parts = [np.flatnonzero(groups == group) for group in np.unique(groups)]
-    again = [
-        statistic(np.concatenate([part[rng.integers(len(part), size=len(part))] for part in parts]))
-        for _ in range(repeats)
-    ]
-    value = float(statistic(np.arange(len(groups))))
+
+    def mean(chosen: list[np.ndarray]) -> float:
+        return float(np.mean([statistic(part) for part in chosen]))
+
+    again = [mean([part[rng.integers(len(part), size=len(part))] for part in parts]) for _ in range(repeats)]
     if not again:
-        return Estimate(value, np.nan, np.nan)
+        return Estimate(mean(parts), np.nan, np.nan)
     # No interpolation: a mean may be -inf.
     low = np.quantile(again, (1 - level) / 2, method="lower")
     high = np.quantile(again, (1 + level) / 2, method="higher")
-    return Estimate(value, float(low), float(high))
-
-
-def _check_law(law: SubsetDistribution) -> None:
-    if not isinstance(law, SubsetDistribution):
-        raise TypeError(f"law must be a distribution of padded subsets, such as an NDPP, got {type(law).__name__}")
-    if law.batch_shape:
-        raise ValueError(f"law must be one distribution, got a batch of shape {law.batch_shape}: judge one at a time")
+    return Estimate(mean(parts), float(low), float(high))
 
 
 def _lists(baskets: Subsets, num_items: int) -> list[np.ndarray]:
@@ -92,51 +85,36 @@ def _size_groups(sizes: np.ndarray) -> np.ndarray:
     return np.searchsorted(edges, np.log10(np.maximum(sizes, 1)), side="right")
 
 
-def _mean_over_groups(statistic: Callable[[np.ndarray], float], groups: np.ndarray) -> Callable[[np.ndarray], float]:
-    """Of chosen baskets, the mean over their groups of the statistic of each group."""
-
-    def mean(chosen: np.ndarray) -> float:
-        parts = [chosen[groups[chosen] == group] for group in np.unique(groups[chosen])]
-        return float(np.mean([statistic(part) for part in parts]))
-
-    return mean
-
-
 def mean_log_likelihood(
-    law: SubsetDistribution,
-    baskets: Subsets,
-    *,
-    level: float = 0.95,
-    num_bootstraps: int = 1000,
-    seed: int = 0,
+    dist: SubsetDistribution, baskets: Subsets, *, level: float = 0.95, num_bootstraps: int = 1000, seed: int = 0
 ) -> Estimate:
     """The mean of log P(basket), with an interval of the given level.
 
     :param level: the probability of the bootstrap interval, between 0 and 1.
-    :param num_bootstraps: how many times baskets are drawn anew for it; 0: no interval, its ends are NaN.
-    :param seed: of these draws.
-    :raises ValueError: for a batch of laws, no baskets, items out of range, a level or a number that is not allowed.
-    :raises TypeError: for a law that is none of padded subsets.
+    :param num_bootstraps: how many times baskets are drawn anew for it. With 0 its ends are NaN.
+    :param seed: the seed of these draws.
+    :raises ValueError: for a batch of distributions, no baskets, items or settings out of range.
+    :raises TypeError: for any other distribution.
 
-    The value is NaN, here and below, if the law's normaliser is not a number.
+    The value is NaN if the distribution's normaliser is not a number; so it is for the other metrics.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_ndpp import NDPP
-    >>> law = NDPP(jnp.eye(3), jnp.zeros((3, 1)), jnp.zeros((1, 1)))  # every subset has probability 1/8
-    >>> round(mean_log_likelihood(law, [[0], [1, 2]]).value, 3)
+    >>> dist = NDPP(jnp.eye(3), jnp.zeros((3, 1)), jnp.zeros((1, 1)))  # every subset has probability 1/8
+    >>> round(mean_log_likelihood(dist, [[0], [1, 2]]).value, 3)
     -2.079
     """
-    _check_law(law)
-    values = _log_probs(law, _lists(baskets, law.num_items))
-    return _bootstrap(lambda chosen: values[chosen].mean(), np.zeros(len(values)), level, seed, num_bootstraps)
+    check_distribution(dist, SubsetDistribution)
+    values = _log_probs(dist, _lists(baskets, dist.num_items))
+    return _bootstrap(lambda part: values[part].mean(), np.zeros(len(values)), level, seed, num_bootstraps)
 
 
-def _log_probs(law: SubsetDistribution, lists: list[np.ndarray]) -> np.ndarray:
-    return np.asarray(law.log_prob(pad_subsets(lists, law.num_items)), dtype=np.float64)
+def _log_probs(dist: SubsetDistribution, lists: list[np.ndarray]) -> np.ndarray:
+    return np.asarray(dist.log_prob(pad_subsets(lists, dist.num_items)), dtype=np.float64)
 
 
 def subset_auc(
-    law: SubsetDistribution,
+    dist: SubsetDistribution,
     baskets: Subsets,
     *,
     kind: str = "paired",
@@ -144,45 +122,42 @@ def subset_auc(
     num_bootstraps: int = 1000,
     seed: int = 0,
 ) -> Estimate:
-    """How well the law tells baskets from uniformly random subsets of the same sizes, by their log-probabilities.
+    """How well log-probabilities tell baskets from uniformly random subsets of the same sizes.
 
-    Where the law is conditioned, the random subsets have none of the items that are given to be in or out.
+    If the distribution is conditioned, the random subsets have none of the items that are given to be in or out.
 
     :param kind: ``"paired"``: the share of baskets that are likelier than their own random subset. ``"grouped"``: the
         AUC within each of three groups of sizes, averaged, as published. ``"pooled"``: one AUC over baskets of all
-        sizes, which small baskets, always likelier than large ones, blur. Ties count one half.
+        sizes; it is blurred, for small baskets are always likelier than large ones. Ties count one half.
     :param level, num_bootstraps, seed: as in :func:`mean_log_likelihood`; the random subsets depend on the seed too.
-    :raises ValueError: for another kind, a batch of laws, no baskets, items out of range.
+    :raises ValueError: for another kind, a batch of distributions, no baskets, items out of range.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_ndpp import NDPP
     >>> V = jnp.diag(jnp.array([3.0, 3.0, 0.1, 0.1, 0.1, 0.1]))  # the first two items are bought, the others hardly
-    >>> law = NDPP(V, jnp.zeros((6, 1)), jnp.zeros((1, 1)))
-    >>> subset_auc(law, [[0, 1]] * 200).value > 0.9
+    >>> dist = NDPP(V, jnp.zeros((6, 1)), jnp.zeros((1, 1)))
+    >>> subset_auc(dist, [[0, 1]] * 200).value > 0.9
     True
     """
     if kind not in ("paired", "grouped", "pooled"):
         raise ValueError(f"kind must be 'paired', 'grouped' or 'pooled', got {kind!r}")
-    _check_law(law)
-    if np.isnan(law.log_normalizer):
+    check_distribution(dist, SubsetDistribution)
+    if np.isnan(dist.log_normalizer):
         return _NO_NUMBER
-    lists, rng = _lists(baskets, law.num_items), np.random.default_rng(seed)
-    free = _items_that_may_be_drawn(law)
+    lists, rng = _lists(baskets, dist.num_items), np.random.default_rng(seed)
+    decided = np.concatenate([np.ravel(dist.pinned), np.ravel(dist.excluded)])
+    free = np.setdiff1d(np.arange(dist.num_items), decided)
     if max(map(len, lists)) > len(free):
         raise ValueError(f"baskets: one has {max(map(len, lists))} items, but only {len(free)} are neither in nor out")
     random_sets = [np.sort(rng.choice(free, size=len(basket), replace=False)) for basket in lists]
-    real, fake = _log_probs(law, lists), _log_probs(law, random_sets)
-    if kind == "paired":
-        wins = (real > fake) + 0.5 * (real == fake)
-        return _bootstrap(lambda chosen: wins[chosen].mean(), np.zeros(len(wins)), level, seed, num_bootstraps)
-    groups = _size_groups(np.array(list(map(len, lists)))) if kind == "grouped" else np.zeros(len(lists), int)
-    statistic = _mean_over_groups(lambda part: _auc(real[part], fake[part]), groups)
+    real, fake = _log_probs(dist, lists), _log_probs(dist, random_sets)
+    groups = _size_groups(np.array(list(map(len, lists)))) if kind == "grouped" else np.zeros(len(lists))
+    wins = (real > fake) + 0.5 * (real == fake)
+
+    def statistic(part: np.ndarray) -> float:
+        return wins[part].mean() if kind == "paired" else _auc(real[part], fake[part])
+
     return _bootstrap(statistic, groups, level, seed, num_bootstraps)
-
-
-def _items_that_may_be_drawn(law: SubsetDistribution) -> np.ndarray:
-    """All items but those that a condition has put in or out."""
-    return np.setdiff1d(np.arange(law.num_items), np.concatenate([np.ravel(law.pinned), np.ravel(law.excluded)]))
 
 
 def _auc(real: np.ndarray, fake: np.ndarray) -> float:
@@ -193,7 +168,7 @@ def _auc(real: np.ndarray, fake: np.ndarray) -> float:
 
 
 def mean_percentile_rank(
-    law: SubsetDistribution | ArrayLike,
+    dist: SubsetDistribution | ArrayLike,
     baskets: Subsets,
     *,
     definition: str = "paper",
@@ -203,19 +178,19 @@ def mean_percentile_rank(
 ) -> Estimate:
     """Where a hidden item of a basket stands among the items that could join the rest: 100 is first, 50 is chance.
 
-    :param law: a distribution, or a score for every item (n,) whatever the rest, such as its popularity. Ties are in
-        favour of the hidden item by the paper's definition and against it by the reference: break them if there are
-        many, as among the counts of rare items.
-    :param baskets: those of one item or none are passed over, for there is nothing to go by.
+    :param dist: a distribution, or a score for every item (n,) whatever the rest, such as its popularity. Ties favour
+        the hidden item by the paper's definition and go against it by the reference. Break them if there are many, as
+        among the counts of rare items.
+    :param baskets: those of one item or none are passed over.
     :param definition: ``"paper"``: a random item is hidden, and its rank is the share of the items outside the rest
-        that are no likelier than it. ``"reference"``: as the authors' code has it, the item with the largest number is
-        hidden, its rank is the share of the possible items that are less likely, and the mean is over the means of
-        three groups of sizes. A hidden item that is impossible has rank 0 in both.
+        that are no likelier than it. ``"reference"``, the authors' code: the item with the largest number is hidden,
+        its rank is the share of the possible items that are less likely, and the mean is over the means of three groups
+        of sizes. A hidden item that is impossible has rank 0 in both.
     :param level, num_bootstraps, seed: as in :func:`mean_log_likelihood`; what is hidden depends on the seed too.
-    :raises ValueError: for another definition, a batch of laws, no basket of two items, items out of range, scores of
-        another shape.
+    :raises ValueError: for another definition, a batch of distributions, no basket of two items, items out of range,
+        scores of another shape.
 
-    Scores of all items, O(n m d) for a basket of m, in chunks. Baskets of like sizes are put together.
+    A basket of m costs O(n m d), for the scores of all items.
 
     >>> import numpy as np
     >>> popularity = np.array([5.0, 4.0, 3.0, 2.0, 1.0])
@@ -224,11 +199,11 @@ def mean_percentile_rank(
     """
     if definition not in ("paper", "reference"):
         raise ValueError(f"definition must be 'paper' or 'reference', got {definition!r}")
-    if isinstance(law, Distribution):
-        _check_law(law)
-        if np.isnan(law.log_normalizer):
+    if isinstance(dist, Distribution):
+        check_distribution(dist, SubsetDistribution)
+        if np.isnan(dist.log_normalizer):
             return _NO_NUMBER
-    judged = law if isinstance(law, SubsetDistribution) else _in_order(law)
+    judged = dist if isinstance(dist, SubsetDistribution) else _in_order(dist)
     n = judged.num_items if isinstance(judged, SubsetDistribution) else len(judged)
     lists, rng = [basket for basket in _lists(baskets, n) if len(basket) > 1], np.random.default_rng(seed)
     if not lists:
@@ -249,36 +224,34 @@ def mean_percentile_rank(
             rows = pad_subsets([rest[i] for i in filled], n, width)
             counts[:, part] = _rank_counts(judged, rows, hidden[filled])[:, : len(part)]
     no_likelier, outside, likelier, possible, can_join = counts
-    ranks = 100 * (
-        no_likelier / np.maximum(outside, 1) if definition == "paper" else 1 - likelier / np.maximum(possible, 1)
-    )
+    by_paper = no_likelier / np.maximum(outside, 1)
+    ranks = 100 * (by_paper if definition == "paper" else 1 - likelier / np.maximum(possible, 1))
     ranks[can_join == 0] = 0.0
-    if definition == "paper":
-        return _bootstrap(lambda chosen: ranks[chosen].mean(), np.zeros(len(ranks)), level, seed, num_bootstraps)
-    groups = _size_groups(sizes + 1)
-    statistic = _mean_over_groups(lambda part: ranks[part].mean(), groups)
-    return _bootstrap(statistic, groups, level, seed, num_bootstraps)
+    groups = _size_groups(sizes + 1) if definition == "reference" else np.zeros(len(ranks))
+    return _bootstrap(lambda part: ranks[part].mean(), groups, level, seed, num_bootstraps)
 
 
 def _in_order(scores: ArrayLike) -> Array:
-    """The scores (n,) by their places in order, equal ones alike: float32 would not hold all their digits."""
+    """The places of the scores (n,) in order, equal ones alike: float32 would not hold all digits of the scores."""
     given = np.asarray(scores)
     if given.ndim != 1:
-        raise ValueError(f"law must be a distribution or a score for every item, got an array of shape {given.shape}")
+        raise ValueError(f"dist must be a distribution or a score for every item, got an array of shape {given.shape}")
     places = np.unique(given, return_inverse=True)[1].astype(np.float32)
     return jnp.where(given > -np.inf, places, -jnp.inf)
 
 
 @jax.jit
-def _rank_counts(law: SubsetDistribution | Array, rest: Array, hidden: Array) -> Array:
-    """For the hidden items (c,), given the rest (c, m) of their baskets, the numbers (5, c) of items outside the rest
-    that are no likelier, of all outside, of possible ones that are as likely or likelier, and of all possible ones; and
-    whether the hidden one is possible itself."""
-    if isinstance(law, SubsetDistribution):
-        n, scores = law.num_items, law.next_item_log_prob(rest)
-        rest = law.with_pinned(rest)  # these are in every subset, and cannot join
+def _rank_counts(dist: SubsetDistribution | Array, rest: Array, hidden: Array) -> Array:
+    """Five counts (5, c) for the hidden items (c,), given the rest (c, m) of their baskets.
+
+    They are the items outside the rest that are no likelier; all outside; the possible ones that are as likely or
+    likelier; all possible ones; and 1 if the hidden item is possible itself.
+    """
+    if isinstance(dist, SubsetDistribution):
+        n, scores = dist.num_items, dist.next_item_log_prob(rest)
+        rest = dist.with_pinned(rest)  # these are in every subset, and cannot join
     else:
-        n, scores = len(law), jnp.broadcast_to(law, (len(rest), len(law)))
+        n, scores = len(dist), jnp.broadcast_to(dist, (len(rest), len(dist)))
     outside = ~to_multihot(rest, n).astype(bool)
     possible = outside & (scores > -jnp.inf)
     own = jnp.take_along_axis(scores, hidden[:, None], axis=1)

@@ -1,4 +1,4 @@
-"""Pictures of chains and kernels: traces and ranks, PSRF against steps, frequencies against the exact law, the kernel.
+"""Pictures of chains and kernels: traces and ranks, PSRF against steps, frequencies against exact ones, the kernel.
 
 Each function returns a matplotlib figure and shows nothing: ``figure.savefig("chains.pdf")`` works without a screen.
 """
@@ -11,7 +11,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from numpyro_ndpp.base import SubsetDistribution
-from numpyro_ndpp.chains import check_law
+from numpyro_ndpp.checks import check_distribution
 from numpyro_ndpp.diagnostics import MixingTime, running_psrf
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_chains", "plot_inclusion", "plot_kernel", "plot_psrf"]
 
-# More chains than this are drawn in one colour: no one tells twenty colours apart.
+# More chains than this have one colour: nobody can tell twenty colours apart.
 _MOST_COLOURS = 10
 _RANK_BINS = 20
 
 
 def _figure(*shape: int, **settings: Any) -> tuple["Figure", np.ndarray]:
-    """A figure of its own, apart from pyplot: it needs no screen and is let go with its last reference."""
+    """A figure apart from pyplot: it needs no screen, and is freed with its last reference."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -47,11 +47,11 @@ def _variable(data: Any, name: str) -> np.ndarray:
 
 
 def plot_chains(data: Any) -> "Figure":
-    """Traces and ranks of log det and of the size, where it varies.
+    """Traces and ranks of log det, and of the size if it varies.
 
     Left: every chain against its draws; chains that have mixed lie over one another. Right: the ranks of each chain's
-    draws among all draws, as bars; chains that have mixed have flat ones. With many chains the middle half of the
-    chains' bars is drawn as a band, and the most extreme chain as a line.
+    draws among all draws, as bars; chains that have mixed have flat ones. If there are many chains, a band shows the
+    middle half of their bars, and a line the most extreme chain.
 
     :param data: from :func:`run_chains` or :func:`chains_to_arviz`.
     """
@@ -66,7 +66,7 @@ def plot_chains(data: Any) -> "Figure":
             trace.plot(values, color=colour, linewidth=0.7, alpha=0.9 if few else max(0.1, 5 / num_chains))
         trace.set(xlabel="draw", ylabel=name, xlim=(0, max(num_draws - 1, 1)))
 
-        # Ties, of which sizes have many, are broken at random: average ranks would leave bins empty.
+        # Sizes have many ties. They are broken at random: average ranks would leave bins empty.
         noise = np.random.default_rng(0).permutation(x.size)
         order = np.lexsort((noise, x.reshape(-1)))
         rank = np.empty(x.size, int)
@@ -95,15 +95,14 @@ def plot_chains(data: Any) -> "Figure":
 def plot_psrf(result: MixingTime | Any) -> "Figure":
     """The classical PSRF of log det against the number of steps, with the threshold.
 
-    :param result: from :func:`mixing_time`, or data from :func:`run_chains`, whose threshold is 1.1.
+    :param result: from :func:`mixing_time`, or data from :func:`run_chains`, for which the threshold is 1.1.
     """
     if isinstance(result, MixingTime):
         psrf, threshold, first, thin = result.psrf, result.threshold, result.num_steps, 1
     else:
         psrf, threshold, first = running_psrf(_variable(result, "log_det")), 1.1, None
         thin = int(result["posterior"].attrs.get("thin", 1))
-    figure, axes = _figure(1, 1, figsize=(6, 3.6))
-    plot = axes[0, 0]
+    figure, [[plot]] = _figure(1, 1, figsize=(6, 3.6))
     steps = thin * np.arange(1, len(psrf) + 1)
     shown = np.isfinite(psrf)
     plot.plot(steps[shown], psrf[shown], linewidth=1.4)
@@ -122,12 +121,13 @@ def plot_psrf(result: MixingTime | Any) -> "Figure":
 def plot_inclusion(data: Any) -> "Figure":
     """How often items are drawn against their exact probabilities, with twice the standard error of independent draws.
 
-    :param data: from :func:`run_chains` or :func:`chains_to_arviz`. Points are chains' means; bars their spread.
+    Points are means over all chains; bars show the spread of the chains.
+
+    :param data: from :func:`run_chains` or :func:`chains_to_arviz`.
     """
     included = _variable(data, "included")
     exact = np.asarray(data["constant_data"]["inclusion_probs"].values)
-    figure, axes = _figure(1, 1, figsize=(4.6, 4.4))
-    plot = axes[0, 0]
+    figure, [[plot]] = _figure(1, 1, figsize=(4.6, 4.4))
     of_chains = included.mean(axis=1)
     mean = of_chains.mean(axis=0)
     low, high = np.quantile(of_chains, [0.1, 0.9], axis=0)
@@ -146,9 +146,9 @@ def plot_inclusion(data: Any) -> "Figure":
 
 
 def pair_correlations(dist: SubsetDistribution, items: ArrayLike) -> np.ndarray:
-    """The correlation (m, m) of the indicators of chosen items (m,): above zero they attract, below they repel.
+    """The correlation (m, m) of the indicators of chosen items (m,): above zero they attract, below zero they repel.
 
-    Zero where an item is certain or impossible, and on the diagonal.
+    It is zero for an item that is certain or impossible, and on the diagonal.
 
     >>> import jax.numpy as jnp
     >>> from numpyro_ndpp import NDPP
@@ -175,13 +175,14 @@ def plot_kernel(
 ) -> "Figure":
     """A map of which items attract (green) and repel (pink): the correlation of their indicators.
 
+    Items that attract and repel alike stand together.
+
     :param dist: an NDPP or KNDPP without batch dimensions.
-    :param items: the items to show; by default the 20 likeliest. Likeness puts them in order: items that attract and
-        repel alike stand together.
-    :param names: a name for every item of the catalogue; by default the numbers.
-    :raises ValueError: for items out of range or repeated, fewer than two, names that are not n.
+    :param items: the items to show; by default the 20 likeliest.
+    :param names: a name for every item of the catalogue; by default its number.
+    :raises ValueError: for items out of range or repeated, fewer than two items, or names that are not n.
     """
-    check_law(dist)
+    check_distribution(dist, SubsetDistribution)
     n = dist.num_items
     if names is not None and len(names) != n:
         raise ValueError(f"names must have one name for each of {n} items, got {len(names)}")
@@ -200,8 +201,7 @@ def plot_kernel(
     places = range(len(chosen))
 
     size = 2.2 + 0.26 * len(chosen)
-    figure, axes = _figure(1, 1, figsize=(size + 1.2, size))
-    plot = axes[0, 0]
+    figure, [[plot]] = _figure(1, 1, figsize=(size + 1.2, size))
     limit = max(np.abs(matrix).max(), 1e-3)
     shown = np.ma.masked_array(matrix, np.eye(len(chosen)) > 0)
     image = plot.imshow(shown, cmap="PiYG", vmin=-limit, vmax=limit)
@@ -218,11 +218,11 @@ def plot_kernel(
 
 
 def _in_order_of_likeness(matrix: np.ndarray) -> np.ndarray:
-    """An order of the items in which those with like rows are neighbours: by hierarchical clustering."""
+    """An order in which items with like rows are neighbours, by hierarchical clustering."""
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import squareform
 
-    # Items that attract are near, items that repel are far.
+    # Items that attract are near; items that repel are far.
     distance = matrix.max() - matrix
     np.fill_diagonal(distance, 0.0)
     return leaves_list(linkage(squareform(distance, checks=False), "average", optimal_ordering=True))

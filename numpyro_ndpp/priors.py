@@ -1,6 +1,6 @@
 r"""Priors of kernels whose MAP estimate is the papers' regularised likelihood, as pieces of NumPyro models.
 
-With μ_i the number of training baskets that hold item i (1 if none does) and N the number of baskets, the papers
+Let μ_i be the number of training baskets that hold item i (1 if none does), and N the number of baskets. The papers
 maximise
 
 .. math:: \frac1N \sum_b \log P(S_b) - α \sum_i \frac{‖v_i‖²}{μ_i} - β \sum_i \frac{‖b_i‖²}{μ_i},
@@ -11,13 +11,14 @@ which is, times N and up to a constant, the log density of the model
           \quad S_b ∼ \mathrm{NDPP}(V, B, D) .
 
 Such a prior is centred on zero, where an item that is never bought belongs: features of rare items shrink away, and a
-new basket with one of them has probability zero. Centred instead on a random direction for each item (``anchor``),
+new basket with one of them has probability zero. A prior that is centred on a random direction for each item
+(``anchor``),
 
 .. math:: v_i ∼ \mathcal N\big(\sqrt{μ_i/N}\, a_i, \tfrac{μ_i}{2αN} I\big),
 
-it can be strong, for what it shrinks towards is sensible; what occurs often enough moves away. With ‖a_i‖ = 1 and many
-columns it shrinks towards items that are bought about independently and as often as in the data; this is what
-:func:`~numpyro_ndpp.learning.fit` does unless told otherwise.
+can be strong, for what it shrinks towards is sensible; what occurs often enough moves away. With ‖a_i‖ = 1 and many
+columns, items are then bought about independently and as often as in the data. This is the default of
+:func:`~numpyro_ndpp.learning.fit`.
 
 The orthogonal kernel (ONDPP) has BᵀB = I, VᵀB = 0 and D - Dᵀ made of the pairs ±σ_j; a further term
 γ Σ log(1 + 2σ_j/(σ_j² + 1)) is γ times the log of the expected number of proposals of the rejection sampler.
@@ -35,13 +36,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-import numpyro.distributions as dist
 from jax import Array, random
 from jax.typing import ArrayLike
-from numpyro.distributions import constraints
+from numpyro.distributions import ImproperUniform, Normal, TransformedDistribution, constraints
 from numpyro.distributions.transforms import AffineTransform
 from numpyro.util import not_jax_tracer
 
+from numpyro_ndpp.checks import finite_float
 from numpyro_ndpp.distributions import NDPP
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.subsets import check_items
@@ -50,7 +51,7 @@ __all__ = ["basket_model", "item_counts", "ndpp_prior", "ondpp_prior", "symmetri
 
 
 def item_counts(baskets: ArrayLike, num_items: int) -> np.ndarray:
-    """How many of the padded baskets (N, m) hold each item, (n,); an item that none holds counts as one, as published.
+    """How many of the padded baskets (N, m) hold each item, (n,). An item that none holds counts 1, as published.
 
     :raises ValueError: for items out of range, or repeated within a basket.
     :raises TypeError: for items that are not integers.
@@ -65,7 +66,7 @@ def item_counts(baskets: ArrayLike, num_items: int) -> np.ndarray:
 def _item_scale(counts: ArrayLike, num_baskets: int) -> Array:
     """√(μ_i/N) (n, 1): the length that v_i has where items are bought independently, and rarely.
 
-    In float32, and so is all that follows, unless the counts are of another floating type.
+    It is in float32, or in the floating type of the counts; all that follows has its type.
     """
     if not_jax_tracer(counts) and not np.all(np.asarray(counts) > 0):
         raise ValueError("counts must be positive: item_counts has one for an item that no basket holds")
@@ -80,29 +81,22 @@ def _item_scale(counts: ArrayLike, num_baskets: int) -> Array:
 
 
 def _features(
-    name: str,
-    counts: ArrayLike,
-    num_baskets: int,
-    num_columns: int,
-    strength: ArrayLike,
-    anchor: ArrayLike | None = None,
+    name: str, counts: ArrayLike, num_baskets: int, columns: int, strength: ArrayLike, anchor: ArrayLike | None = None
 ) -> Array:
-    """Features with rows N(√(μ_i/N) anchor_i, μ_i/(2 strength N)), written as a scale times features of one scale."""
+    """Features with rows N(√(μ_i/N) anchor_i, μ_i/(2 strength N)): a scale times features of one scale."""
     scale = _item_scale(counts, num_baskets)
-    mean = _centre(anchor, len(scale), num_columns, scale.dtype)
+    mean = _centre(anchor, (len(scale), columns), scale.dtype)
     _check_strengths(strength)
     if np.ndim(strength):  # one for each kernel of a plate
         strength = jnp.asarray(strength)[..., None, None]
-    plain = dist.Normal(mean, (2 * strength) ** -0.5)
-    return numpyro.sample(name, dist.TransformedDistribution(plain, AffineTransform(0.0, scale)).to_event(2))
+    plain = Normal(mean, (2 * strength) ** -0.5)
+    return numpyro.sample(name, TransformedDistribution(plain, AffineTransform(0.0, scale)).to_event(2))
 
 
-def _centre(anchor: ArrayLike | None, num_items: int, num_columns: int, dtype: Any) -> Array:
-    if anchor is None:
-        return jnp.zeros((num_items, num_columns), dtype)
-    if jnp.shape(anchor) != (num_items, num_columns):
-        raise ValueError(f"anchor must have shape {(num_items, num_columns)}, got {jnp.shape(anchor)}")
-    return jnp.asarray(anchor, dtype)
+def _centre(anchor: ArrayLike | None, shape: tuple[int, int], dtype: Any) -> Array:
+    if anchor is not None and jnp.shape(anchor) != shape:
+        raise ValueError(f"anchor must have shape {shape}, got {jnp.shape(anchor)}")
+    return jnp.zeros(shape, dtype) if anchor is None else jnp.asarray(anchor, dtype)
 
 
 def _check_strengths(*strengths: ArrayLike) -> None:
@@ -111,7 +105,7 @@ def _check_strengths(*strengths: ArrayLike) -> None:
 
 
 def _flat(name: str, *shape: int, support: Any = constraints.real) -> Array:
-    return numpyro.sample(name, dist.ImproperUniform(support, (), event_shape=shape))
+    return numpyro.sample(name, ImproperUniform(support, (), event_shape=shape))
 
 
 def ndpp_prior(
@@ -126,25 +120,24 @@ def ndpp_prior(
 ) -> NDPP:
     r"""An NDPP whose sites ``V``, ``B`` and ``D`` have the papers' prior: for use inside a NumPyro model.
 
-    :param counts: how many baskets hold each item (n,), one at least (:func:`item_counts`).
-    :param num_baskets: their number N. Within a plate both are the same for all kernels.
-    :param rank: the columns of V and of B.
-    :param alpha, beta: the strengths of the priors of V and of B, which may be random themselves; within a plate, where
-        there is a kernel for each of its members, one for all or one for each. D has a flat one, so that the posterior
-        is improper: for a maximum, not for draws.
-    :param anchor: what v_i √(N/μ_i) is centred on (n, d₁); None: zero, as published.
-    :param settings: for :class:`~numpyro_ndpp.NDPP`, such as ``min_size=1``.
-    :raises ValueError: for an anchor or counts of another shape, a strength or a count that is not positive.
+    D has a flat prior, so the posterior is improper: it is for a maximum, not for draws. The prior costs O(n d).
 
-    O(n d) beside what the law costs.
+    :param counts: how many baskets hold each item (n,), at least 1 (:func:`item_counts`).
+    :param num_baskets: their number N. Within a plate, counts and number are the same for all kernels.
+    :param rank: the columns of V and of B.
+    :param alpha, beta: the strengths of the priors of V and of B. They may be random themselves. Within a plate of
+        kernels they are one number for all, or one for each.
+    :param anchor: what v_i √(N/μ_i) is centred on (n, d₁); None: zero, as published.
+    :param settings: settings of :class:`~numpyro_ndpp.NDPP`, such as ``min_size=1``.
+    :raises ValueError: for an anchor or counts of another shape, a strength or a count that is not positive.
 
     >>> import numpyro
     >>> from numpyro import handlers
     >>> baskets = np.array([[0, 2], [2, 3], [0, 1]])
     >>> def model():
-    ...     law = ndpp_prior(item_counts(baskets, 3), len(baskets), rank=(2, 2))
+    ...     dist = ndpp_prior(item_counts(baskets, 3), len(baskets), rank=(2, 2))
     ...     with numpyro.plate("baskets", len(baskets)):
-    ...         numpyro.sample("basket", law, obs=to_event_width(baskets, law))
+    ...         numpyro.sample("basket", dist, obs=to_event_width(baskets, dist))
     >>> values = {"V": np.eye(3, 2), "B": np.ones((3, 2)), "D": np.zeros((2, 2))}
     >>> trace = handlers.trace(handlers.substitute(handlers.seed(model, 0), values)).get_trace()
     >>> trace["basket"]["fn"].batch_shape
@@ -164,7 +157,7 @@ def symmetric_prior(
     anchor: ArrayLike | None = None,
     **settings: Any,
 ) -> NDPP:
-    """The same for the symmetric low-rank DPP: a site ``V``, and a B without columns. See :func:`ndpp_prior`.
+    """The prior of a symmetric low-rank DPP: a site ``V``, and a B without columns. See :func:`ndpp_prior`.
 
     >>> from numpyro import handlers
     >>> handlers.seed(symmetric_prior, 0)(np.array([2, 1, 1]), 3, rank=(2, 0)).rank
@@ -185,25 +178,21 @@ def ondpp_prior(
     anchor: ArrayLike | None = None,
     **settings: Any,
 ) -> NDPP:
-    r"""The same for the orthogonal NDPP: BᵀB = I, VᵀB = 0, and D with σ_j at (0, 1), (2, 3), ... and zeros elsewhere.
+    r"""The prior of an orthogonal NDPP: BᵀB = I, VᵀB = 0, and D with σ_j at (0, 1), (2, 3), ... and zeros elsewhere.
 
-    Its sites are ``V_raw``, ``B_raw`` and ``sigma``. B is the orthonormal factor of B_raw, and V is what V_raw has
-    outside the columns of B; both are flat, and the papers' terms for V, B and σ are factors.
+    Its sites are ``V_raw``, ``B_raw`` and ``sigma``. B is the orthonormal factor of B_raw, in O(n d²), and V is what
+    V_raw has outside the columns of B. Both are flat; the papers' terms for V, B and σ are factors. Other parameters
+    and errors are those of :func:`ndpp_prior`.
 
-    :param rank: the columns of V and of B, the latter an even number.
-    :param gamma: the price of a unit of the log of the expected number of proposals of the rejection sampler. It and
-        the strengths are one number each, and not to be learned: the factors have no normaliser.
-
-    The other parameters are those of :func:`ndpp_prior`.
-
-    :raises ValueError: as there, and for an odd number of columns in B, or a gamma below zero.
-
-    O(n d²), for the orthonormal factor.
+    :param rank: the columns of V and of B. B has an even number.
+    :param alpha, beta, gamma: the strengths, and the price of a unit of the log of the expected number of proposals of
+        the rejection sampler. They are one number each. They cannot be learned: the factors have no normaliser.
+    :raises ValueError: also for an odd number of columns in B, or a gamma below zero.
 
     >>> from numpyro import handlers
     >>> raw = {"V_raw": np.eye(4, 2), "B_raw": np.eye(4, 2, k=-2), "sigma": np.ones(1)}
-    >>> law = handlers.seed(handlers.substitute(ondpp_prior, raw), 0)(np.ones(4), 2, rank=(2, 2))
-    >>> bool(abs(law.B.T @ law.B - np.eye(2)).max() < 1e-5)
+    >>> dist = handlers.seed(handlers.substitute(ondpp_prior, raw), 0)(np.ones(4), 2, rank=(2, 2))
+    >>> bool(abs(dist.B.T @ dist.B - np.eye(2)).max() < 1e-5)
     True
     """
     if rank[1] % 2:
@@ -211,8 +200,8 @@ def ondpp_prior(
     if any(map(np.ndim, (alpha, beta, gamma))):
         raise ValueError(f"alpha, beta and gamma must be one number each, got {alpha!r}, {beta!r} and {gamma!r}")
     _check_strengths(alpha, beta)
-    if not_jax_tracer(gamma) and not gamma >= 0:
-        raise ValueError(f"gamma must not be negative, got {gamma!r}")
+    if not_jax_tracer(gamma):
+        finite_float("gamma", gamma, 0)
     scale = _item_scale(counts, num_baskets)
     n, (d1, d2) = len(scale), rank
     B = orthonormalize(_flat("B_raw", n, d2) * scale)
@@ -222,7 +211,7 @@ def ondpp_prior(
         V = V - matmul(B, matmul(B.mT, V))
     sigma = jnp.asarray(_flat("sigma", d2 // 2, support=constraints.positive))
     weights = scale**-2
-    mean = 0.0 if anchor is None else scale * _centre(anchor, n, d1, scale.dtype)
+    mean = 0.0 if anchor is None else scale * _centre(anchor, (n, d1), scale.dtype)
     numpyro.factor("prior_V", -alpha * jnp.sum(weights * (V - mean) ** 2, axis=(-2, -1)))
     numpyro.factor("prior_B", -beta * jnp.sum(weights * B**2, axis=(-2, -1)))
     numpyro.factor("proposals", -gamma * num_baskets * log_expected_proposals(sigma))
@@ -238,10 +227,10 @@ def log_expected_proposals(sigma: Array) -> Array:
 
 @partial(jnp.vectorize, signature="(n,d)->(n,d)")
 def orthonormalize(A: Array) -> Array:
-    """An orthonormal basis (n, d) of the columns of A, by Cholesky's factor of AᵀA, three times: no step but products.
+    """An orthonormal basis (n, d) of the columns of A, by Cholesky's factor of AᵀA, three times. O(n d²).
 
-    The first time the diagonal is raised by the size of the rounding, so that the factor exists for any A, and the
-    result is only better conditioned than A; the second and third make it orthonormal to rounding. O(n d²).
+    The first time the diagonal is raised by the size of the rounding: the factor then exists for any A, and the result
+    is better conditioned than A. The second and third time make it orthonormal to rounding.
     """
     identity = jnp.eye(A.shape[1], dtype=A.dtype)
     for units in (8.0, 0.0, 0.0):
@@ -251,24 +240,24 @@ def orthonormalize(A: Array) -> Array:
     return A
 
 
-def to_event_width(baskets: ArrayLike, law: NDPP) -> Array:
-    """Padded baskets (..., m) with as many columns as the law's events have, which NumPyro's ELBOs insist on.
+def to_event_width(baskets: ArrayLike, dist: NDPP) -> Array:
+    """Padded baskets (..., m) with as many columns as the distribution's events have: NumPyro's ELBOs insist on it.
 
-    Columns of padding are added or left out. A basket that would lose an item is too large for the law: it is -1
-    throughout, which is no subset and has probability zero.
+    Columns of padding are added or left out. A basket that would lose an item becomes -1 throughout, which is no subset
+    and has probability zero.
 
-    >>> law = NDPP(jnp.eye(4, 3), jnp.zeros((4, 0)), jnp.zeros((0, 0)))
-    >>> to_event_width(jnp.array([[0, 2]]), law)
+    >>> dist = NDPP(jnp.eye(4, 3), jnp.zeros((4, 0)), jnp.zeros((0, 0)))
+    >>> to_event_width(jnp.array([[0, 2]]), dist)
     Array([[0, 2, 4]], dtype=...)
     """
     baskets = jnp.asarray(baskets)
     if jnp.issubdtype(baskets.dtype, jnp.integer):
         # Signed, and wide enough for the number of items.
         baskets = baskets.astype(jnp.int64 if baskets.dtype.itemsize == 8 else jnp.int32)
-    width = law.event_shape[0]
+    width = dist.event_shape[0]
     missing = [(0, 0)] * (baskets.ndim - 1) + [(0, max(width - baskets.shape[-1], 0))]
-    too_large = jnp.any(baskets[..., width:] < law.num_items, axis=-1, keepdims=True)
-    return jnp.where(too_large, -1, jnp.pad(baskets, missing, constant_values=law.num_items)[..., :width])
+    too_large = jnp.any(baskets[..., width:] < dist.num_items, axis=-1, keepdims=True)
+    return jnp.where(too_large, -1, jnp.pad(baskets, missing, constant_values=dist.num_items)[..., :width])
 
 
 def basket_model(
@@ -281,9 +270,8 @@ def basket_model(
 ) -> NDPP:
     """A NumPyro model: a kernel from ``prior(counts, N, anchor=anchor)``, and padded ``baskets`` (N, m) drawn with it.
 
-    :param batch_size: the number of baskets that are looked at; None: all.
-
-    :return: the law.
+    :param batch_size: the number of baskets in a minibatch; None: all.
+    :return: the distribution.
 
     >>> from functools import partial
     >>> from numpyro import handlers
@@ -293,16 +281,16 @@ def basket_model(
     3
     """
     baskets = jnp.asarray(baskets)
-    law = prior(counts, len(baskets), anchor=anchor)
+    dist = prior(counts, len(baskets), anchor=anchor)
     size = None if batch_size is None else min(batch_size, len(baskets))
     with numpyro.plate("baskets", len(baskets), subsample_size=size):
         batch = numpyro.subsample(baskets, event_dim=1)
-        numpyro.sample("basket", law, obs=to_event_width(batch, law))
-    return law
+        numpyro.sample("basket", dist, obs=to_event_width(batch, dist))
+    return dist
 
 
 @partial(jax.jit, static_argnums=(1, 2))
 def directions(key: Array, num_items: int, num_columns: int) -> Array:
-    """A random unit vector of so many numbers for each item."""
+    """A random unit vector for each item."""
     A = random.normal(key, (num_items, num_columns), jnp.float32)
     return A / jnp.linalg.norm(A, axis=1, keepdims=True)

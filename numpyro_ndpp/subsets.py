@@ -1,11 +1,10 @@
 """How a subset is written down: padded vectors of item numbers, lists, and 0/1 vectors.
 
-A value is a vector of int32 item numbers, increasing, filled up at the end with ``num_items``, one past the last
-item. JAX then does the right thing unasked: sorting keeps the fill at the end, and scattering drops it. A draw that
-could not be made is -1 throughout, which is no subset.
+A padded subset is a vector of increasing int32 item numbers, filled up with ``num_items``, one past the last item. So
+sorting keeps the fill at the end, and JAX's scattering drops it. A draw that could not be made is -1 throughout, which
+is no subset.
 """
 
-import operator
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -15,6 +14,8 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 from numpyro.util import not_jax_tracer
+
+from numpyro_ndpp.checks import static_int
 
 Subsets = Sequence[Sequence[int] | np.ndarray] | np.ndarray | Array
 
@@ -43,7 +44,7 @@ def pad_subsets(subsets: Iterable[Sequence[int] | np.ndarray], num_items: int, w
 def _padded(
     name: str, subsets: Iterable[Sequence[int] | np.ndarray], num_items: int, width: int | None = None
 ) -> np.ndarray:
-    num_items = operator.index(num_items)
+    num_items = static_int("num_items", num_items, 0)
     try:
         rows = [np.asarray(subset) for subset in subsets]
     except TypeError:
@@ -55,7 +56,7 @@ def _padded(
         if row.size and not np.issubdtype(row.dtype, np.integer):
             raise TypeError(f"{name}: row {i} has items of type {row.dtype}; item numbers are integers")
     longest = int(lengths.max(initial=0))
-    width = longest if width is None else operator.index(width)
+    width = longest if width is None else static_int("width", width, 0)
     if longest > width:
         i = int(np.argmax(lengths > width))
         raise ValueError(f"{name}: row {i} has {lengths[i]} items, which is more than the width of {width}")
@@ -77,9 +78,9 @@ def _padded(
 
 
 def as_padded(name: str, subsets: Subsets, num_items: int) -> np.ndarray:
-    """Subsets given as lists of items or as padded rows (s, m), checked, as padded rows.
+    """Lists of items, or padded rows (s, m), as padded rows.
 
-    :raises ValueError: for items out of range or repeated, or an array that has not two dimensions.
+    :raises ValueError: for items out of range or repeated, or an array without two dimensions.
     :raises TypeError: for items that are not integers.
     """
     if isinstance(subsets, (np.ndarray, Array)):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from numpyro_ndpp import KNDPP, NDPP, UpDown
+from numpyro_ndpp.checks import finite_float, static_int
 
 V, B, D = np.ones((5, 2)), np.ones((5, 3)), np.ones((3, 3))
 RNG = np.random.default_rng(0)
@@ -38,7 +39,7 @@ def test_shapes_of_factors():
         KNDPP.from_factors(np.ones(5), np.eye(2), 1)
 
 
-@pytest.mark.parametrize("k", [-1, 5, 2.0, "2", None, jnp.array(2.0), np.ones(2)])
+@pytest.mark.parametrize("k", [-1, 5, 2.0, "2", None, True, jnp.array(2.0), np.ones(2)])
 def test_size_that_is_not_allowed(k):
     with pytest.raises(ValueError, match=r"k must be (between 0 and min\(num_items=5, rank=4\) = 4|a Python integer)"):
         KNDPP(*GOOD, k)
@@ -175,3 +176,17 @@ def test_known_parameters_are_checked_within_jit():
     V[2, 0] = np.nan
     with pytest.raises(ValueError, match="invalid V parameter"):
         jax.jit(lambda x: x + NDPP(V, np.ones((4, 2)), np.ones((2, 2)), validate_args=True).V.sum())(1.0)
+
+
+@pytest.mark.parametrize("value", [True, np.True_, "1", None, np.ones(2), np.nan, np.inf, 10**400, 0, 2.5])
+def test_numbers_that_are_not_allowed(value):
+    with pytest.raises(ValueError, match=r"rate must be a finite number above 0 and below 2, got "):
+        finite_float("rate", value, 0, 2, exclusive=True)
+
+
+def test_numbers_that_are_allowed():
+    assert finite_float("rate", jnp.float32(0.5), 0, 2, exclusive=True) == 0.5
+    assert [finite_float("rate", value, 0, 2) for value in (0, np.int8(2))] == [0.0, 2.0]
+    assert static_int("number", np.int64(2**40), 0) == 2**40
+    with pytest.raises(ValueError, match="number must be at least 0, got -1"):
+        static_int("number", -1, 0)

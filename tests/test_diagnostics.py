@@ -297,7 +297,7 @@ def test_a_mixing_time_that_is_not_reached():
     result = mixing_time(KNDPP(*PARTS["ordinary"], k=4), random.key(0), 8, max_steps=4)
     assert result.num_steps is None
     assert len(result.psrf) == 4
-    with pytest.raises(ValueError, match="threshold must be above one, got 1"):
+    with pytest.raises(ValueError, match="threshold must be a finite number above 1, got 1"):
         mixing_time(LAW, random.key(0), threshold=1)
     with pytest.raises(ValueError, match="num_chains must be"):
         mixing_time(LAW, random.key(0), 1)

@@ -149,9 +149,9 @@ def test_patience_goes_on_where_it_was(shop, tmp_path, monkeypatch):
     settings = SMALL | {"checkpoint": tmp_path / "run.npz", "checkpoint_every": 10, "patience": 3}
     write = learning._write_checkpoint
 
-    def write_and_stop(path, settings, state, progress):
-        write(path, settings, state, progress)
-        if progress.step == 20:
+    def write_and_stop(path, result, state):
+        write(path, result, state)
+        if result.history["step"][-1] == 20:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -260,31 +260,53 @@ def test_checkpoint_of_another_run_is_refused(shop, tmp_path):
         ([[0], [1, 1]], {}, "row 1 has item 1 more than once"),
         ([[0], [0, 1, 2]], {"rank": 1}, "1 baskets have more items than the rank of 1 .*first is basket 1 with 3"),
         ([[0], [1]], {"model": "dpp"}, "model must be one of .* got 'dpp'"),
-        ([[0], [1]], {"rank": (0, 4)}, "rank must have one column of V at least"),
-        ([[0], [1]], {"model": "ondpp", "rank": (2, 6)}, "fewer columns than there are items, .* got 6 for 5"),
-        ([[0], [1]], {"model": "ondpp", "rank": (2, 5)}, "fewer columns than there are items, .* got 5 for 5"),
-        ([[0], [1]], {"num_steps": 1.5}, "num_steps must be an integer, got 1.5"),
+        ([[0], [1]], {"rank": (0, 4)}, r"rank \(columns of V\) must be at least 1, got 0"),
+        (
+            [[0], [1]],
+            {"model": "ondpp", "rank": (2, 6)},
+            r"rank \(columns of B\) must be between 0 and num_items - 1 = 4, got 6",
+        ),
+        (
+            [[0], [1]],
+            {"model": "ondpp", "rank": (2, 5)},
+            r"rank \(columns of B\) must be between 0 and num_items - 1 = 4, got 5",
+        ),
+        ([[0], [1]], {"num_steps": 1.5}, "num_steps must be a Python integer, got 1.5"),
         ([[0], [1]], {"checkpoint": "no/such/folder/run.npz"}, "is not a folder that can be written to"),
         ([[0], [1]], {"max_proposals": 5}, "max_proposals is no setting of model='ndpp'"),
         ([[0], [1]], {"beta": 1.0, "model": "symmetric"}, "beta is no setting of model='symmetric'"),
-        ([[0], [1]], {"max_proposals": 0.5, "model": "ondpp"}, "max_proposals must be one at least, got 0.5"),
-        ([[0], [1]], {"rank": "two"}, "rank must be a number of columns or two"),
+        (
+            [[0], [1]],
+            {"max_proposals": 0.5, "model": "ondpp"},
+            "max_proposals must be a finite number at least 1, got 0.5",
+        ),
+        ([[0], [1]], {"rank": "two"}, r"rank \(columns of V\) must be a Python integer, got 'two'"),
+        ([[0], [1]], {"rank": (2, 3, 4)}, r"rank must be a number of columns or two, of V and of B, got \(2, 3, 4\)"),
+        ([[0], [1]], {"patience": True}, "patience must be a Python integer, got True"),
         ([[0], [1]], {"model": "ondpp", "rank": (2, 3)}, "even number of columns in B, got 3"),
-        ([[0], [1]], {"validation": 2}, "validation must be 1 to 1 of the 2 baskets, got 2"),
+        (
+            [[0], [1]],
+            {"validation": 2},
+            r"validation \(baskets, or how many\) must be between 1 and all baskets but one = 1, got 2",
+        ),
         ([[0], [1]], {"validation": []}, "validation: one basket at least"),
         ([[0], [1]], {"validation": [[9]]}, "validation: row 0 has item 9; items must be 0 to 4"),
         ([[0], [0, 1, 2, 3]], {"rank": (1, 3)}, "1 baskets have more items than the rank of 3"),
-        ([[0], [1]], {"num_steps": np.array(1.5)}, "num_steps must be an integer, got"),
-        ([[0], [1]], {"alpha": "x"}, "alpha must be a number, got 'x'"),
-        ([[0], [1]], {"seed": -1}, "seed must not be negative, got -1"),
-        ([[0], [1]], {"seed": 2**64}, r"seed must be below 2\*\*63, got 18446744073709551616"),
+        ([[0], [1]], {"num_steps": np.array(1.5)}, "num_steps must be a Python integer, got"),
+        ([[0], [1]], {"alpha": "x"}, "alpha must be a finite number above 0, got 'x'"),
+        ([[0], [1]], {"seed": -1}, "seed must be between 0 and .*, got -1"),
+        (
+            [[0], [1]],
+            {"seed": 2**64},
+            r"seed must be between 0 and 2\*\*63 - 1 = 9223372036854775807, got 18446744073709551616",
+        ),
         ([[0], [], [7]], {}, "baskets: row 2 has item 7; items must be"),
-        ([[0], [1]], {"alpha": 0.0}, "alpha must be positive, got 0.0"),
-        ([[0], [1]], {"learning_rate": -1.0}, "learning_rate must be positive"),
-        ([[0], [1]], {"gamma": -1.0, "model": "ondpp"}, "gamma must not be negative, got -1.0"),
-        ([[0], [1]], {"anchor": -0.5}, "anchor must not be negative, got -0.5"),
-        ([[0], [1]], {"anchor": np.inf}, "anchor must be finite, got inf"),
-        ([[0], [1]], {"validation": 0.1}, "validation must be baskets, or how many of them to hold out, got 0.1"),
+        ([[0], [1]], {"alpha": 0.0}, "alpha must be a finite number above 0, got 0.0"),
+        ([[0], [1]], {"learning_rate": -1.0}, "learning_rate must be a finite number above 0, got -1.0"),
+        ([[0], [1]], {"gamma": -1.0, "model": "ondpp"}, "gamma must be a finite number at least 0, got -1.0"),
+        ([[0], [1]], {"anchor": -0.5}, "anchor must be a finite number at least 0, got -0.5"),
+        ([[0], [1]], {"anchor": np.inf}, "anchor must be a finite number at least 0, got inf"),
+        ([[0], [1]], {"validation": 0.1}, r"validation \(baskets, or how many\) must be a Python integer, got 0.1"),
         ([0, 1], {}, "baskets: row 0 must be a list of items, got 0"),
         (np.zeros(3, int), {}, "must be lists of items or padded subsets"),
     ],
@@ -322,5 +344,18 @@ def test_no_key_is_used_twice(model):
     key = jax.random.key(0)
     kind = learning.MODELS[model]
     with jax.debug_key_reuse(True):
-        start = jax.jit(lambda key: kind.start(key, 6, (4, 4), 1.0))(key)
+        start = jax.jit(lambda key: kind.start(key, jax.numpy.ones((6, 4)), 4))(key)
     assert set(start) <= set(kind.sites)
+
+
+@pytest.mark.parametrize("model", ["ndpp", "ondpp", "symmetric"])
+def test_features_start_at_the_centre_of_their_prior(model):
+    settings = {"model": model, "rank": (4, 2), "num_items": 6, "anchor": 0.7, "batch_size": 2, "num_steps": 10}
+    settings |= {"learning_rate": 0.1, "seed": 3} | learning.MODELS[model].strengths
+    baskets = np.array([[0, 1], [0, 5]])
+    learner, data = learning.Learner(settings, len(baskets)), learning.training_data(settings, baskets)
+    V, B, _ = learner.kernel(learner.start(), data)
+    centre = np.sqrt(np.asarray(data[1]) / len(baskets))[:, None] * np.asarray(data[2])
+    if model == "ondpp":
+        centre = centre - B @ (B.T @ centre)
+    np.testing.assert_allclose(V, centre, atol=1e-6)

@@ -165,7 +165,10 @@ def test_impossible_items_are_last():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"level": 95}, "level must be between 0 and 1, got 95"), ({"num_bootstraps": -5}, "num_bootstraps must not be")],
+    [
+        ({"level": 95}, "level must be a finite number above 0 and below 1, got 95"),
+        ({"num_bootstraps": -5}, "num_bootstraps must be at least 0, got -5"),
+    ],
 )
 def test_bad_intervals(settings, message):
     with pytest.raises(ValueError, match=message):
@@ -173,12 +176,12 @@ def test_bad_intervals(settings, message):
 
 
 @pytest.mark.parametrize("metric", [mean_log_likelihood, subset_auc, mean_percentile_rank])
-def test_laws_that_cannot_be_judged(metric, law):
+def test_distributions_that_cannot_be_judged(metric, law):
     batch = NDPP(*(jnp.stack([part, part]) for part in (law.V, law.B, law.D)))
     # as many baskets as kernels, which would fit
-    with pytest.raises(ValueError, match=r"law must be one distribution, got a batch of shape \(2,\)"):
+    with pytest.raises(ValueError, match=r"dist must be one distribution, got a batch of shape \(2,\)"):
         metric(batch, [[0, 1], [1, 2]])
-    with pytest.raises(TypeError, match="law must be a distribution of padded subsets, such as an NDPP, got Multihot"):
+    with pytest.raises(TypeError, match="dist must be an NDPP or KNDPP, or one of these conditioned, got Multihot"):
         metric(law.multihot(), [[0, 1], [1, 2]])
 
 

@@ -199,7 +199,7 @@ def test_baskets_too_large_for_the_event_are_impossible():
     assert rows.tolist() == [[0, 1], [-1, -1]]
     large = NDPP(jnp.ones((300, 3)), jnp.zeros((300, 0)), jnp.zeros((0, 0)))
     for dtype in (np.uint8, np.uint32, np.uint64):
-        widened = jax.jit(partial(to_event_width, law=large))(np.array([[1, 44]], dtype))
+        widened = jax.jit(partial(to_event_width, dist=large))(np.array([[1, 44]], dtype))
         assert widened.tolist() == [[1, 44, 300]]
         assert jnp.issubdtype(widened.dtype, jnp.signedinteger)
     assert law.log_prob(rows)[1] == -jnp.inf

@@ -284,9 +284,9 @@ def test_bad_sites(site, message):
 
 
 def test_bad_settings():
-    with pytest.raises(ValueError, match="num_moves must be between 1"):
+    with pytest.raises(ValueError, match="num_moves must be at least 1, got 0"):
         SubsetGibbs(bad_model, "S", num_moves=0)
-    with pytest.raises(ValueError, match="fresh must be between 0 and 1"):
+    with pytest.raises(ValueError, match=r"fresh must be a finite number at least 0 and at most 1, got 2.0"):
         SubsetGibbs(bad_model, "S", fresh=2.0)
     with pytest.raises(ValueError, match=r"fresh draws must be exact, but site 'S' has the sampler UpDown"):
         SubsetGibbs(bad_model, "S", fresh=0.5).gibbs_fn(sampler=UpDown(num_steps=1))

@@ -8,25 +8,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from numpyro_ndpp.checkpoints import read_npz, write_whole
+from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.datasets.lines import MOST_DIGITS, numbered_lines
 from numpyro_ndpp.subsets import Subsets, as_padded
 
 # Item numbers have 32 bits, and one more stands for padding.
 _MOST_ITEMS = 2**31 - 1
-# Numbers without gaps are expected, as far as what is never bought has one too: not of so many items one alone.
+# Numbers may have gaps: items that are never bought. They are codes if less than one in so many is met.
 _SPARSEST, _FEW_ITEMS = 100, 20_000
 _ZIP = b"PK\x03\x04"  # how every npz file starts
 
 
 class Baskets(NamedTuple):
-    """Baskets as lists of item numbers, the name of every item, and how much was dropped, by reason."""
+    """Baskets as lists of item numbers, the name of every item, and how many were dropped, by reason."""
 
     baskets: list[list[int]]
     items: list[str]
     dropped: dict[str, int]
-
-
-# --- Simulated -------------------------------------------------------------------------------------------------------
 
 
 def save_baskets(path: str | Path, baskets: Subsets, items: Sequence[str]) -> None:
@@ -36,7 +34,7 @@ def save_baskets(path: str | Path, baskets: Subsets, items: Sequence[str]) -> No
     :param items: the name of every item.
     :raises ValueError: for items out of range or repeated within a basket, and for a name that ends in a null byte.
     :raises TypeError: for items that are not integers, and one text in place of names.
-    :raises OSError: if it cannot be written, for want of space for example; a file of that name stays as it was.
+    :raises OSError: if it cannot be written; a file of that name stays as it was.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "baskets.npz"
@@ -66,17 +64,17 @@ def load_baskets(
     """Baskets from a file.
 
     An npz file holds ``indptr`` (b+1,), ``indices`` and the names ``items`` (n,): basket i has the items
-    ``indices[indptr[i]:indptr[i+1]]``. Any other is text with one basket per line, its items separated by commas or, in
-    a line without any that is not itself a name of the catalogue, by blanks; empty lines are passed over. An item that
-    a basket names twice counts once.
+    ``indices[indptr[i]:indptr[i+1]]``. Any other file is text with one basket per line. Commas separate its items; a
+    line without commas is one name of the catalogue, or has blanks between its items. Empty lines are passed over. An
+    item that a basket names twice counts once.
 
-    :param catalogue: the names of all items, for text that names them, or a text file with one name per line; without
+    :param catalogue: the names of all items, or a text file with one name per line, for text that names items. Without
         it items are numbers from 0 on.
-    :param max_size: baskets with more items are refused.
+    :param max_size: the most items of a basket; a larger one is refused.
     :raises ValueError: for an empty file, an item that is no number or not in the catalogue, a basket that is too
-        large; the message names the file and the line. Without a catalogue also for numbers past two million and a
-        hundred times the number of items met, which are codes. For a catalogue beside npz, which has its own, and for
-        one with a name that is blank or there twice.
+        large; the message names the file and the line. Also for a catalogue with a blank or repeated name, or beside
+        npz, which has its own. Without a catalogue also for codes: numbers past two million and past a hundred times
+        the number of items met.
 
     >>> import pathlib, tempfile
     >>> path = pathlib.Path(tempfile.mkdtemp()) / "baskets.txt"
@@ -84,7 +82,7 @@ def load_baskets(
     >>> load_baskets(path, catalogue=["milk", "sugar", "tea"]).baskets
     [[0, 2], [2]]
     """
-    path = Path(path)
+    path, max_size = Path(path), None if max_size is None else static_int("max_size", max_size, 0)
     with path.open("rb") as file:
         is_npz = path.suffix.lower() == ".npz" or file.read(len(_ZIP)) == _ZIP
     if is_npz and catalogue is not None:
@@ -181,6 +179,3 @@ def _from_text(
             f"numbers that are meant, map(str, range({num_items})))"
         )
     return baskets, [str(number) for number in range(num_items)]
-
-
-# --- Published data --------------------------------------------------------------------------------------------------

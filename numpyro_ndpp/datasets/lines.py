@@ -1,4 +1,4 @@
-"""Lines of text files and rows of tables, csv or xlsx, one after the other, with a bar for large files."""
+"""Lines of text files and rows of tables, csv or xlsx, one after the other, with a progress bar for large files."""
 
 import csv
 import gzip
@@ -17,19 +17,13 @@ _LINES_PER_UPDATE = 2**14
 MOST_DIGITS = 100  # of an item number, with zeros in front
 
 
+def _bar(name: str, size: int, progress_bar: bool) -> tqdm:
+    return tqdm(total=size, unit="B", unit_scale=True, delay=_BAR_DELAY, desc=name, disable=not progress_bar)
+
+
 def numbered_lines(path: Path, progress_bar: bool) -> Iterator[tuple[int, str]]:
-    """The lines of a text file, gzipped or not, with their numbers from 1 on, and a bar over the bytes."""
-    with (
-        path.open("rb") as raw,
-        tqdm(
-            total=path.stat().st_size,
-            unit="B",
-            unit_scale=True,
-            delay=_BAR_DELAY,
-            desc=path.name,
-            disable=not progress_bar,
-        ) as bar,
-    ):
+    """The lines of a text file, gzipped or not, with their numbers from 1 on. Blank lines are left out."""
+    with path.open("rb") as raw, _bar(path.name, path.stat().st_size, progress_bar) as bar:
         opened: Any = gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw
         try:
             for number, line in enumerate(opened, 1):
@@ -79,7 +73,7 @@ def _csv_rows(path: Path, reader: Iterator[list[str]], place: list[int]) -> Iter
     try:
         for row in reader:
             header = header or row
-            # A comma in a name without quotes moves all that follows.
+            # A comma in a name without quotes moves all that follows it.
             if any(field.strip() for field in row[len(header) :]):
                 raise ValueError(f"{path}, line {place[0]}: {len(row)} fields, but there are {len(header)} columns")
             yield place[0], row
@@ -88,7 +82,7 @@ def _csv_rows(path: Path, reader: Iterator[list[str]], place: list[int]) -> Iter
 
 
 def _sheet_rows(path: Path, progress_bar: bool) -> Iterator[tuple[int, list[str]]]:
-    """The rows of the first sheet of an xlsx file, one at a time; cells that are left out are empty."""
+    """The rows of the first sheet of an xlsx file, one at a time. Missing cells are empty."""
     with path.open("rb") as file:
         try:
             yield from _cells(file, progress_bar)
@@ -109,18 +103,8 @@ def _cells(opened: IO[bytes], progress_bar: bool) -> Iterator[tuple[int, list[st
         if "xl/sharedStrings.xml" in names:
             with book.open("xl/sharedStrings.xml") as file:
                 shared += (_text(element, "}t") for element in _closing(file, "si"))
-        size = book.getinfo(sheet).file_size
-        with (
-            book.open(sheet) as file,
-            tqdm(
-                total=size,
-                unit="B",
-                unit_scale=True,
-                delay=_BAR_DELAY,
-                desc=Path(opened.name).name,
-                disable=not progress_bar,
-            ) as bar,
-        ):
+        size, name = book.getinfo(sheet).file_size, Path(opened.name).name
+        with book.open(sheet) as file, _bar(name, size, progress_bar) as bar:
             for count, row in enumerate(_closing(file, "row"), 1):
                 line = int(row.get("r", count))
                 if len(row) == 0:
@@ -138,7 +122,7 @@ def _cells(opened: IO[bytes], progress_bar: bool) -> Iterator[tuple[int, list[st
 
 
 def _closing(file: IO[bytes], tag: str) -> Iterator[Any]:
-    """The elements of that name as they end; each is let go after."""
+    """The elements of that name as they end. Each is freed after use."""
     for _, element in ElementTree.iterparse(file):
         if element.tag.endswith("}" + tag):
             yield element

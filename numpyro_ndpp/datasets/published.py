@@ -1,7 +1,7 @@
 """The papers' data, from the publishers' own files.
 
-They are read line by line. Items are numbered in the order of their codes, and baskets of more than 100 lines are
-dropped, as the papers do; what is dropped is counted and said.
+Files are read line by line. Items are numbered in the order of their codes. Baskets of more than 100 lines are dropped,
+as in the papers. What is dropped is counted and printed.
 """
 
 import json
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.datasets.files import Baskets
 from numpyro_ndpp.datasets.lines import MOST_DIGITS, numbered_lines, table_rows
 
@@ -24,9 +25,10 @@ def load_uk_retail(path: str | Path, *, max_size: int | None = 100, progress_bar
     Rows with a quantity of zero or less (returns) are dropped. An item is a stock code; its name is the code and its
     most frequent description.
 
-    :param max_size: baskets with more lines are dropped, counted before repeated items are merged, as published; None:
-        none is.
-    :raises ValueError: for a file that cannot be read so; the message names the file and the line.
+    :param max_size: baskets with more lines are dropped, as published; lines are counted before repeated items are
+        merged. None drops none.
+    :param progress_bar: whether to show a bar for a large file.
+    :raises ValueError: for a file of another form; the message names the file and the line.
     """
     wanted = ("InvoiceNo", "StockCode", "Description", "Quantity")
     names: dict[str, dict[str, int]] = {}
@@ -98,9 +100,7 @@ def load_million_song(path: str | Path, *, max_size: int | None = 100, progress_
     for number, line in numbered_lines(Path(path), progress_bar):
         fields = line.rstrip("\r\n").split("\t")
         if len(fields) != 3:
-            raise ValueError(
-                f"{path}, line {number}: a listener, a song and a count with tabs between, got {line[:60]!r}"
-            )
+            raise ValueError(f"{path}, line {number}: a listener, a song and a count with tabs, got {line[:60]!r}")
         collected.add(number, fields[0], fields[1])
     return collected.baskets(only_kept=True)
 
@@ -108,9 +108,9 @@ def load_million_song(path: str | Path, *, max_size: int | None = 100, progress_
 def load_goodreads(path: str | Path, *, max_size: int | None = 100, progress_bar: bool = True) -> Baskets:
     """UCSD *Goodreads* interactions or reviews, csv or json (gzipped or not): one basket per reader, items are books.
 
-    The paper's baskets are the books that a reader has reviewed: rows of a csv whose ``is_reviewed`` is 0, and
-    records of a json whose ``review_text_incomplete`` is there and empty or null, are dropped. The catalogue has the
-    books of the baskets that are kept. Other parameters and errors are those of :func:`load_uk_retail`.
+    The paper's baskets are the books that a reader has reviewed. So rows of a csv are dropped if ``is_reviewed`` is 0,
+    and records of a json if ``review_text_incomplete`` is empty or null. The catalogue has the books of the baskets
+    that are kept. Other parameters and errors are those of :func:`load_uk_retail`.
     """
     path, unreviewed = Path(path), "books that were not reviewed"
     collected = _Collected(path, max_size, by_number=True)
@@ -140,10 +140,11 @@ def load_goodreads(path: str | Path, *, max_size: int | None = 100, progress_bar
 
 
 class _Collected:
-    """Pairs of a basket and an item as they are read, in two arrays of numbers."""
+    """Pairs of a basket and an item, as they are read, in two arrays of numbers."""
 
     def __init__(self, path: str | Path, max_size: int | None, *, by_number: bool = False) -> None:
-        self.path, self.max_size, self.by_number = path, max_size, by_number
+        self.path, self.by_number = path, by_number
+        self.max_size = None if max_size is None else static_int("max_size", max_size, 0)
         self.dropped: dict[str, int] = {}
         self.of_basket: dict[str, int] = {}
         self.of_item: dict[str, int] = {}
@@ -161,17 +162,12 @@ class _Collected:
         self.dropped[reason] = self.dropped.get(reason, 0) + number
 
     def _said(self) -> str:
-        """What was dropped so far, as the end of a sentence; nothing if nothing was."""
+        """The end of a sentence that says what was dropped; empty if nothing was."""
         counted = ", ".join(f"{number:,} {reason}" for reason, number in self.dropped.items())
         return counted and f"; dropped: {counted}"
 
-    def baskets(
-        self,
-        name: Callable[[str], str] = str,
-        *,
-        only_kept: bool = False,
-    ) -> Baskets:
-        """All of them, small enough, with the items in the order of their codes."""
+    def baskets(self, name: Callable[[str], str] = str, *, only_kept: bool = False) -> Baskets:
+        """The baskets that are small enough, with the items in the order of their codes."""
         path = self.path
         if not self.of_basket:
             raise ValueError(f"{path} has no baskets" + self._said())

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from numpyro_ndpp.checks import finite_float, static_int
 from numpyro_ndpp.distributions import NDPP
 from numpyro_ndpp.samplers import Cholesky
 from numpyro_ndpp.subsets import unpad_subsets
@@ -34,11 +35,11 @@ def simulate_baskets(
 ) -> SimulatedBaskets:
     """Independent baskets from an NDPP whose complements (bought together) and substitutes (one of two) are known.
 
-    Substitutes share a direction of V; complements are tied by one skew pair of B and D; other items are independent.
-    An item may be in one pair at most. The kernel has a column for every item: for up to some hundreds of them.
+    Substitutes share a direction of V. Complements share a skew pair of B and D. Other items are independent. An item
+    may be in one pair at most. The kernel has a column for every item, so there should be some hundreds at most.
 
-    :raises ValueError: for a pair of one item with itself or one out of range, an item in two pairs, a negative number
-        of baskets.
+    :raises ValueError: for a pair of an item with itself, an item out of range or in two pairs, a negative number of
+        baskets, an expected size that is not between 0 and the number of items.
 
     >>> shop = simulate_baskets(3)
     >>> len(shop.baskets), [shop.items[item] for item in shop.complements[0]]
@@ -51,8 +52,7 @@ def simulate_baskets(
             f"complements and substitutes must be pairs of different items from 0 to {n - 1}, none in two pairs, got "
             f"{list(complements)} and {list(substitutes)}"
         )
-    if num_baskets < 0:
-        raise ValueError(f"num_baskets must not be negative, got {num_baskets}")
+    num_baskets = static_int("num_baskets", num_baskets, 0)
     V, B, D = 0.6 * np.eye(n), np.zeros((n, num_skew)), np.zeros((num_skew, num_skew))
     for first, second in substitutes:
         V[second] = 0.95 * V[first] + 0.2 * V[second]
@@ -66,13 +66,11 @@ def simulate_baskets(
 
 
 def _scale_of_mean_size(L: np.ndarray, expected_size: float) -> float:
-    """The number to multiply a kernel of full rank with, so that subsets have that many items on average.
+    """The factor with which a kernel of full rank has subsets of that mean size, by bisection.
 
-    :meth:`~numpyro_ndpp.NDPP.with_expected_size` finds it for any kernel; for a dense one, by bisection in NumPy, there
-    is nothing to compile.
+    :meth:`~numpyro_ndpp.NDPP.with_expected_size` finds it for any kernel; NumPy has nothing to compile.
     """
-    if not 0 < expected_size < len(L):
-        raise ValueError(f"expected_size must be between 0 and {len(L)}, both exclusive, got {expected_size}")
+    finite_float("expected_size", expected_size, 0, len(L), exclusive=True)
     eigenvalues = np.linalg.eigvals(L)
     low, high = -100.0, 100.0  # of the logarithm
     for _ in range(100):
@@ -80,6 +78,3 @@ def _scale_of_mean_size(L: np.ndarray, expected_size: float) -> float:
         scaled = np.exp(middle) * eigenvalues
         low, high = (middle, high) if np.sum(scaled / (1 + scaled)).real < expected_size else (low, middle)
     return float(np.exp(middle))
-
-
-# --- Our formats -----------------------------------------------------------------------------------------------------
