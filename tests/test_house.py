@@ -1,4 +1,4 @@
-"""How the package hangs together: no import circle, and nothing private used across modules."""
+"""How the package hangs together: no import circle, nothing private used across modules, no long file."""
 
 import ast
 from pathlib import Path
@@ -63,3 +63,9 @@ def test_no_private_member_is_used_in_another_module():
         and name not in owners.get(node.attr, {name})
     ]
     assert not found
+
+
+def test_no_file_is_long():
+    """A file is one idea."""
+    lengths = {path.name: len(path.read_text().splitlines()) for path in ROOT.rglob("*.py")}
+    assert not {name: length for name, length in lengths.items() if length > 350}
