@@ -31,12 +31,10 @@ def _figure(*shape: int, **settings: Any) -> tuple["Figure", np.ndarray]:
 
     figure = Figure(layout="constrained", figsize=settings.pop("figsize"))
     FigureCanvasAgg(figure)
-    return figure, figure.subplots(*shape, squeeze=False, **settings)
-
-
-def _tidy(axes: Any) -> None:
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes = figure.subplots(*shape, squeeze=False, **settings)
+    for plot in axes.flat:
+        plot.spines[["top", "right"]].set_visible(False)
+    return figure, axes
 
 
 def _variable(data: Any, name: str) -> np.ndarray:
@@ -86,8 +84,6 @@ def plot_chains(data: Any) -> "Figure":
         ranks.axhline(1, color="0.3", linewidth=0.8, linestyle="--")
         ranks.set(xlabel=f"rank of {name}", ylabel="share of draws (1 = even)", xlim=(0, 1))
         ranks.set_ylim(0, max(2.0, 1.25 * share.max()))
-        _tidy(trace)
-        _tidy(ranks)
     axes[0, 1].legend(frameon=False, fontsize=8, ncols=2, loc="upper center")
     return figure
 
@@ -114,7 +110,6 @@ def plot_psrf(result: MixingTime | Any) -> "Figure":
     plot.set(xlabel="steps", ylabel="PSRF of log det $L_S$", xscale="log")
     top = np.max(psrf[shown], initial=threshold)
     plot.set_ylim(0.98, max(threshold + 0.1, min(3.0, 1.05 * top)))
-    _tidy(plot)
     return figure
 
 
@@ -141,7 +136,6 @@ def plot_inclusion(data: Any) -> "Figure":
     plot.scatter(exact, mean, s=12, zorder=3, label="all draws")
     plot.set(xlabel="exact P(item is in S)", ylabel="share of draws with the item", xlim=(0, top), ylim=(0, top))
     plot.legend(frameon=False, fontsize=8, loc="upper left")
-    _tidy(plot)
     return figure
 
 
@@ -209,8 +203,7 @@ def plot_kernel(
     plot.set_xticks(places, labels, rotation=90, fontsize=8)
     plot.set_yticks(places, labels, fontsize=8)
     plot.tick_params(length=0)
-    for side in plot.spines.values():
-        side.set_visible(False)
+    plot.spines[:].set_visible(False)
     bar = figure.colorbar(image, ax=plot, shrink=0.8)
     bar.set_label("repel  ←  correlation of being in S  →  attract")
     bar.outline.set_visible(False)
