@@ -160,11 +160,12 @@ def _swap_one_for_pair(kernel: Kernel, C: Array, pinned: Array, subset: Array, s
 
 def _repaired_run(
     kernel: Kernel, C: Array, pinned: Array, min_size: Array | int, max_size: Array | int, width: int
-) -> Array:
-    """The items (width,) of a greedy run; if it ended one short of ``min_size``, a subset of that size instead."""
+) -> tuple[Array, _Run]:
+    """The items (width,) of a greedy run, and the run; if it ended one short of ``min_size``, a subset of that size."""
     run = _greedy_run(kernel, C, pinned, min_size, max_size, width)
     one_short = run.stuck & (run.size == min_size - 1) & (run.size > 0)
-    return lax.cond(one_short, lambda: _swap_one_for_pair(kernel, C, pinned, run.subset, run.size), lambda: run.subset)
+    swapped = partial(_swap_one_for_pair, kernel, C, pinned, run.subset, run.size)
+    return lax.cond(one_short, swapped, lambda: run.subset), run
 
 
 def _positive_part(kernel: Kernel, subset: Array) -> Array:
@@ -198,7 +199,7 @@ def greedy_map(kernel: Kernel, C: Array, min_size: int, max_size: int) -> Array:
     if max_size == 0:
         return jnp.zeros(0, jnp.int32)
     none = jnp.zeros(0, jnp.int32)
-    items = _repaired_run(kernel, C, none, min_size, max_size, max_size)
+    items, _ = _repaired_run(kernel, C, none, min_size, max_size, max_size)
     return jnp.sort(_positive_part(kernel, items)).astype(jnp.int32)
 
 
@@ -217,8 +218,8 @@ def greedy_given(
 
     :param min_size, max_size: of the whole, pinned items included.
     """
-    items = _positive_part(kernel, _repaired_run(kernel, C, pinned, min_size, max_size, width + len(pinned)))
-    return _others(items, pinned, kernel.num_items, width)
+    items, _ = _repaired_run(kernel, C, pinned, min_size, max_size, width + len(pinned))
+    return _others(_positive_part(kernel, items), pinned, kernel.num_items, width)
 
 
 def greedy_subsets(kernel: Kernel, C: Array, possible: Array, pinned: Array) -> Array:
@@ -231,22 +232,28 @@ def greedy_subsets(kernel: Kernel, C: Array, possible: Array, pinned: Array) -> 
     Sizes that it did not pass through get a run of their own.
     """
     n, most = kernel.num_items, len(possible) - 1
-    number = jnp.sum(pinned < n)
-    width = most + len(pinned)
-    run = _greedy_run(kernel, C, pinned, most + number, most + number, width)
+    number, width = jnp.sum(pinned < n), most + len(pinned)
 
-    def of_size(argument: tuple[Array, Array]) -> Array:
-        size, again = argument
-        prefix = jnp.where(jnp.arange(width) < size, run.subset, n)
-        return lax.cond(again, lambda: _repaired_run(kernel, C, pinned, size, size, width), lambda: prefix)
-
-    def of_others(argument: tuple[Array, Array]) -> Array:
+    def of_size(longest: tuple[Array, Array], argument: tuple[Array, Array]) -> tuple[tuple[Array, Array], Array]:
         size, wanted = argument
-        items = of_size((size, wanted & ~run.visited[size]))
-        items = jnp.where(log_minor(kernel, items) > -jnp.inf, items, n)
-        return _others(items, pinned, n, most)
+        is_longest = size == most + number
 
-    return lax.map(of_others, (number + jnp.arange(most + 1), possible))
+        def anew() -> tuple[Array, Array, Array]:
+            items, run = _repaired_run(kernel, C, pinned, size, size, width)
+            return items, run.subset, run.visited
+
+        def by_longest() -> tuple[Array, Array, Array]:
+            return jnp.where(jnp.arange(width) < size, longest[0], n), *longest
+
+        # The longest run comes first. It is traced together with the others: half the program.
+        again = is_longest | (wanted & ~longest[1][size])
+        items, *run = lax.cond(again, anew, by_longest)
+        items = jnp.where(log_minor(kernel, items) > -jnp.inf, items, n)
+        first, second = (jnp.where(is_longest, new, old) for new, old in zip(run, longest, strict=True))
+        return (first, second), _others(items, pinned, n, most)
+
+    start = jnp.full(width, n), jnp.zeros(width + 1, bool)
+    return lax.scan(of_size, start, (number + jnp.arange(most + 1), possible), reverse=True)[1]
 
 
 @partial(jax.jit, static_argnames=("num_exchanges",))
