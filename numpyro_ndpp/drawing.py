@@ -32,7 +32,7 @@ def _prepare(sampler: Sampler, num_batch_dims: int, target: Target) -> Any:
 _prepare_one, _prepare_many = (program(runs, static_argnums=(0, 1))(_prepare) for runs in ("once", "often"))
 
 
-@program("often", static_argnums=(0, 1, 2))
+@program("draws", static_argnums=(0, 1, 2))
 def _sample(sampler: Sampler, length: int, num_kernels: int | None, states: Any, key: Array, number: Array) -> Array:
     """Subsets (length, w) of one kernel, or (kernels, length, w)."""
     if num_kernels is None:

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import jaxlib
 from numpyro.util import not_jax_tracer
 
-# How hard the compiler tries, by how often a program runs.
-_LEVELS = {"once": 0, "often": 1}
+# How hard the compiler tries, by how often a program runs: XLA's level of optimisation. Draws run most often of all.
+LEVELS = {"once": 0, "often": 1, "draws": 1}
 
 
 def is_tracing() -> bool:
@@ -24,7 +24,7 @@ def is_tracing() -> bool:
 
 
 def _options(runs: str) -> dict[str, bool | int]:
-    options: dict[str, bool | int] = {"xla_backend_optimization_level": _LEVELS[runs]}
+    options: dict[str, bool | int] = {"xla_backend_optimization_level": LEVELS[runs]}
     if tuple(map(int, jaxlib.__version__.split(".")[:2])) < (0, 11):
         options["xla_cpu_use_fusion_emitters"] = False  # half the compiler's time; later versions have no choice
     return options
@@ -48,14 +48,17 @@ def are_known_on_cpu(leaves: list[Any]) -> bool:
 def program(runs: str, **settings: Any) -> Callable[[Callable], Callable]:
     """A function as one program, ``jax.jit(function, **settings)``, compiled with as much effort as it is worth.
 
-    :param runs: "once" or "often". Under vmap it is always often.
+    :param runs: "once", "often" or "draws". What runs once alone runs often under vmap.
 
     Only what is compiled by itself can be told how. Inside what JAX traces this is a jitted function like others.
     """
 
     def decorate(function: Callable) -> Callable:
         inside = jax.jit(function, **settings)
-        alone = {each: jax.jit(function, compiler_options=_options(each), **settings) for each in {runs, "often"}}
+
+        @functools.cache
+        def alone(runs: str) -> Callable:
+            return jax.jit(function, compiler_options=_options(runs), **settings)
 
         @functools.wraps(function)
         def call(*arguments: Any, **named: Any) -> Any:
@@ -64,7 +67,7 @@ def program(runs: str, **settings: Any) -> Callable[[Callable], Callable]:
             if is_tracing() or not are_known_on_cpu(arrays):
                 return inside(*arguments, **named)
             is_batch = any(array is not leaf for array, leaf in zip(arrays, leaves, strict=True))
-            return alone["often" if is_batch else runs](*arguments, **named)
+            return alone("often" if is_batch and runs == "once" else runs)(*arguments, **named)
 
         return call
 

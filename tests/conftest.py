@@ -1,5 +1,6 @@
 """Tests run in 64 bits unless they say otherwise; float32 is asked for by the arrays that a test passes."""
 
+import gc
 import importlib.metadata
 import os
 from pathlib import Path
@@ -9,17 +10,27 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Batches of kernels are prepared by several batches of factorisations, which wait for each other forever if there are
 # as many as threads (docs/numerics.md). What must never need this runs with two threads in test_standing_still.py.
 os.environ.setdefault("NPROC", "8")
-if os.environ.get("NUMPYRO_NDPP_TESTS") == "quick":
+IS_QUICK = os.environ.get("NUMPYRO_NDPP_TESTS") == "quick"
+if IS_QUICK:
     # What is compiled runs once. `make test-slow` compiles as users do.
     flags = ["--xla_backend_optimization_level=0"]
-    if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones do not know it
-        flags.append("--xla_cpu_use_fusion_emitters=false")
+    if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones may not know them
+        # A program that is compiled in parts, for several threads, takes a seventh more work.
+        flags += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
 
 import jax
 import pytest
 
+from numpyro_ndpp.programs import LEVELS
+
 jax.config.update("jax_enable_x64", True)
+if IS_QUICK:
+    # The package's own programs ask for more than the flags do. Only draws are worth it here: a test makes thousands.
+    LEVELS["often"] = 0
+# What is imported stays, and what JAX traces makes millions of objects: they are looked through less often.
+gc.freeze()
+gc.set_threshold(20_000, 10, 10)
 
 # Every compiled program holds some twenty memory mappings, of which Linux gives a process 65,530 and no more: XLA
 # crashes at the next one. The tests compile thousands of programs.
