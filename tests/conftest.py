@@ -10,8 +10,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Batches of kernels are prepared by several batches of factorisations, which wait for each other forever if there are
 # as many as threads (docs/numerics.md). What must never need this runs with two threads in test_standing_still.py.
 os.environ.setdefault("NPROC", "8")
-IS_QUICK = os.environ.get("NUMPYRO_NDPP_TESTS") == "quick"
-if IS_QUICK:
+if os.environ.get("NUMPYRO_NDPP_TESTS") == "quick":
     # What is compiled runs once. `make test-slow` compiles as users do.
     flags = ["--xla_backend_optimization_level=0"]
     if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones may not know them
@@ -25,7 +24,7 @@ import pytest
 from numpyro_ndpp.programs import LEVELS
 
 jax.config.update("jax_enable_x64", True)
-if IS_QUICK:
+if os.environ.get("NUMPYRO_NDPP_TESTS") == "quick":
     # The package's own programs ask for more than the flags do. Only draws are worth it here: a test makes thousands.
     LEVELS["often"] = 0
 # What is imported stays, and what JAX traces makes millions of objects: they are looked through less often.
