@@ -11,6 +11,8 @@ A kernel is near the rounding limit if one of its minors is positive, but small 
 
 import argparse
 import itertools
+import multiprocessing
+import os
 import warnings
 from functools import cache, partial
 
@@ -232,21 +234,29 @@ def failures(V, B, D, dtype="float64", laws=tuple(LAWS), givens=tuple(GIVEN), sa
     return lines
 
 
+def check_law(law, arguments):
+    """The failures of one law, printed as they are met, and their number."""
+    jax.config.update("jax_enable_x64", True)
+    warnings.filterwarnings("ignore", "Out-of-support")
+    dtype, at_once, number = "float32" if arguments.float32 else "float64", min(500, arguments.kernels), 0
+    for batch in range(-(-arguments.kernels // at_once)):
+        kernels = random_kernels(KINDS[batch % len(KINDS)], at_once, (arguments.seed, batch))
+        lines = failures(*kernels, dtype, laws=(law,), samplers=tuple(SAMPLERS))
+        number += len(lines)
+        print(*lines, f"{law}, {dtype}: {(batch + 1) * at_once:,} kernels, {number} failures", sep="\n", flush=True)
+    return number
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kernels", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--float32", action="store_true")
     arguments = parser.parse_args()
-    jax.config.update("jax_enable_x64", True)
-    warnings.filterwarnings("ignore", "Out-of-support")
-    check = partial(failures, dtype="float32" if arguments.float32 else "float64", samplers=tuple(SAMPLERS))
-    number, at_once = 0, min(500, arguments.kernels)
-    for batch in range(-(-arguments.kernels // at_once)):
-        kind = KINDS[batch % len(KINDS)]
-        lines = check(*random_kernels(kind, at_once, (arguments.seed, batch)))
-        number += len(lines)
-        print(*lines, f"{(batch + 1) * at_once:,} kernels, {number} failures", sep="\n", flush=True)
+    # A process for every core, and a law for every process: each compiles its own programs.
+    with multiprocessing.get_context("spawn").Pool(min(os.cpu_count() or 1, len(LAWS))) as pool:
+        number = sum(pool.imap_unordered(partial(check_law, arguments=arguments), LAWS))
+    print(f"{arguments.kernels:,} kernels, {len(LAWS)} laws, {number} failures")
     raise SystemExit(number > 0)
 
 
