@@ -1,8 +1,10 @@
 """Tests run in 64 bits unless they say otherwise; float32 is asked for by the arrays that a test passes."""
 
+import gc
 import importlib.metadata
 import os
 from pathlib import Path
+from unittest import mock
 
 # There is a worker for every core. The threads of the linear algebra would wait for each other, spinning.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -12,14 +14,33 @@ os.environ.setdefault("NPROC", "8")
 if os.environ.get("NUMPYRO_NDPP_TESTS") == "quick":
     # What is compiled runs once. `make test-slow` compiles as users do.
     flags = ["--xla_backend_optimization_level=0"]
-    if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones do not know it
-        flags.append("--xla_cpu_use_fusion_emitters=false")
+    if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones may not know them
+        # A program that is compiled in parts, for several threads, takes a seventh more work.
+        flags += ["--xla_cpu_use_fusion_emitters=false", "--xla_cpu_parallel_codegen_split_count=1"]
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
 
 import jax
+import numpyro  # noqa: F401  (has to find jit as it is)
 import pytest
 
 jax.config.update("jax_enable_x64", True)
+
+if os.environ.get("NUMPYRO_NDPP_TESTS") == "quick":
+    # Programs of the package ask for more optimisation than that (numpyro_ndpp/programs.py), and take twice as long to
+    # compile. Only draws are worth it here, of which a test makes thousands.
+    _jit = jax.jit
+
+    def _jit_by_the_flags(function, **settings):
+        if function.__module__ != "numpyro_ndpp.samplers.batching":
+            settings.pop("compiler_options", None)
+        return _jit(function, **settings)
+
+    with mock.patch.object(jax, "jit", _jit_by_the_flags):
+        import numpyro_ndpp  # noqa: F401
+
+# What is imported stays, and what JAX traces makes millions of objects: they are looked through less often.
+gc.freeze()
+gc.set_threshold(20_000, 10, 10)
 
 # Every compiled program holds some twenty memory mappings, of which Linux gives a process 65,530 and no more: XLA
 # crashes at the next one. The tests compile thousands of programs.
