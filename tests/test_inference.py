@@ -60,7 +60,7 @@ def quality_baskets(num_baskets):
 def test_nuts_converges_on_a_small_model():
     baskets = quality_baskets(100)
     kernel = NUTS(quality_model)
-    mcmc = MCMC(kernel, num_warmup=200, num_samples=300, num_chains=2, chain_method="vectorized", progress_bar=False)
+    mcmc = MCMC(kernel, num_warmup=100, num_samples=200, num_chains=2, chain_method="vectorized", progress_bar=False)
     mcmc.run(random.key(2), baskets)
     values = log_likelihood(quality_model, mcmc.get_samples(), baskets)["basket"].sum(-1)
     assert split_gelman_rubin(np.asarray(values).reshape(2, -1)) < 1.05

@@ -39,7 +39,10 @@ def compilations():
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.parametrize("name", LAWS)
+# Of the walk for one size test_updown.py has prepared draws, eager and under jit.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "UpDown, one size" else []) for name in LAWS]
+)
 def test_one_key_one_draw(name):
     """Eager, under jit, within vmap over keys, prepared or not, and among more draws."""
     X, W = factors("ordinary")
