@@ -13,7 +13,8 @@ import numpy as np
 from jax import Array, lax, random
 from numpyro.util import not_jax_tracer
 
-from numpyro_ndpp.of_kernels import OfKernels, Shape
+from numpyro_ndpp.of_kernels import OfKernels
+from numpyro_ndpp.parameters import Shape
 from numpyro_ndpp.programs import is_tracing, program
 from numpyro_ndpp.samplers.base import Sampler, check_sampler
 from numpyro_ndpp.target import Target

@@ -12,7 +12,7 @@ from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.batch_util import promote_batch_shape, vmap_over
 from numpyro.distributions.util import validate_sample
 
-from numpyro_ndpp.of_kernels import Shape
+from numpyro_ndpp.parameters import Shape
 from numpyro_ndpp.subsets import items_of_mask, to_multihot
 
 __all__ = ["Multihot"]

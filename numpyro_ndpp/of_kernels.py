@@ -11,12 +11,11 @@ from numpyro.distributions.util import lazy_property
 from numpyro_ndpp.conditioning import are_distinct, sorted_together
 from numpyro_ndpp.constraints import subset
 from numpyro_ndpp.kernel import Kernel, without
+from numpyro_ndpp.parameters import Shape
 from numpyro_ndpp.samplers.base import Sampler, check_sampler
 from numpyro_ndpp.target import Target
 
-__all__ = ["OfKernels", "Shape"]
-
-Shape = tuple[int, ...]
+__all__ = ["OfKernels"]
 
 
 @jax.jit
