@@ -62,9 +62,16 @@ def check_distribution(dist: Any, kind: type[Distribution]) -> None:
 
 
 def floating(*arrays: ArrayLike) -> tuple[Array, ...]:
-    """The arrays in one floating type. Concrete ones stay concrete inside jit, so that they can be validated there."""
+    """The arrays in one floating type. Concrete ones stay concrete inside jit, so that they can be validated there.
+
+    :raises TypeError: for what is no array: a text, lists of different lengths.
+    :raises ValueError: for complex numbers.
+    """
     with jax.ensure_compile_time_eval():
-        converted = [jnp.asarray(array) for array in arrays]
+        try:
+            converted = [jnp.asarray(array) for array in arrays]
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"the kernel's parameters must be arrays of numbers: {error}") from None
         dtype = jnp.result_type(*converted)
         if jnp.issubdtype(dtype, jnp.complexfloating):
             raise ValueError(f"the kernel's parameters must be real, got {dtype}")

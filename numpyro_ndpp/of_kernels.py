@@ -1,18 +1,22 @@
 """What a distribution of subsets is of: a kernel or a batch of them, the allowed sizes, pinned and excluded items."""
 
+import warnings
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from numpyro.distributions import Distribution
 from numpyro.distributions.util import lazy_property
+from numpyro.util import find_stack_level, not_jax_tracer
 
 from numpyro_ndpp.conditioning import are_distinct, sorted_together
 from numpyro_ndpp.constraints import subset
 from numpyro_ndpp.kernel import Kernel, without
-from numpyro_ndpp.parameters import Shape
+from numpyro_ndpp.parameters import Shape, why_invalid
 from numpyro_ndpp.samplers.base import Sampler, check_sampler
+from numpyro_ndpp.subsets import why_no_subset
 from numpyro_ndpp.target import Target
 
 __all__ = ["OfKernels"]
@@ -109,6 +113,44 @@ class OfKernels(Distribution):
     def support(self) -> Any:
         """Increasing item numbers, filled up with n, of an allowed number."""
         return subset(self.num_items, self.min_size, self.max_size)
+
+    def validate_args(self, strict: bool = True) -> None:
+        """NumPyro's look at the parameters, with an error that says which entry is wrong.
+
+        :raises ValueError: for parameters that are not finite, or a W without a positive semidefinite symmetric part.
+        """
+        try:
+            super().validate_args(strict)
+        except ValueError as error:
+            raise ValueError(why_invalid(self.get_args()) or str(error)) from None
+
+    def _validate_sample(self, value: Any) -> Any:
+        """What NumPyro asks with validation on: which values are in the support. A warning says what is no subset.
+
+        NumPyro warns of all values outside the support. A subset of a size that is not allowed is none to warn of:
+        its probability is zero, as for items that exclude each other.
+        """
+        inside = self.support(value)
+        if not_jax_tracer(inside) and (reason := self._why_outside(np.asarray(value))):
+            warnings.warn(f"{reason}; its log-probability is -inf", stacklevel=find_stack_level())
+        return inside
+
+    def _why_outside(self, value: np.ndarray) -> str | None:
+        if not np.issubdtype(value.dtype, np.integer):
+            return None
+        if value.shape[-1] < self.min_size:
+            room = f"has room for {value.shape[-1]} items, but subsets have {self.min_size} at least"
+            return f"value of shape {value.shape} {room}"
+        if reason := why_no_subset(value, self.num_items):
+            return reason
+        if self._pinned is None or not not_jax_tracer(self._pinned):
+            return None
+        pinned = np.asarray(self._pinned)
+        both = (value[..., :, None] == pinned[..., None, :]) & (value[..., :, None] < self.num_items)
+        if both.any():
+            item = np.broadcast_to(value[..., :, None], both.shape)[both][0]
+            return f"a value has item {item}, which is included already: values are of the other items"
+        return None
 
     def contains(self, value: Array) -> Array:
         """Which of the values (..., m) are in the support, beside the pinned items."""

@@ -5,10 +5,11 @@ from typing import Any
 import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
+from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.checks import floating, static_int
 
-__all__ = ["Shape", "factors_of", "fixed_size", "parts_of", "size_limits"]
+__all__ = ["Shape", "factors_of", "fixed_size", "parts_of", "size_limits", "why_invalid"]
 
 Shape = tuple[int, ...]
 
@@ -100,3 +101,25 @@ def fixed_size(k: Any, n: int, d: int) -> tuple[int, int]:
         raise ValueError("k must be a Python integer, the number of items of a subset; it is missing")
     size = static_int("k", k, 0, min(n, d), f"min(num_items={n}, rank={d})")
     return size, size
+
+
+def why_invalid(arguments: dict[str, Any]) -> str | None:
+    """What is wrong with the first of the matrices, by their names, that may not be: in words, where it is seen."""
+    for name, value in arguments.items():
+        if not not_jax_tracer(value):
+            continue
+        known = np.asarray(value)
+        bad = ~np.isfinite(known)
+        if bad.any():
+            *batch, row, column = map(int, np.unravel_index(np.argmax(bad), bad.shape))
+            where = f"row {row}, column {column}" + (f", of kernel {tuple(batch)} in the batch" if batch else "")
+            more = f"; {bad.sum()} entries are not" if bad.sum() > 1 else ""
+            return f"{name} must be finite, got {known[(*batch, row, column)]} in {where}{more}"
+        if name == "W":
+            smallest = np.linalg.eigvalsh((known + np.swapaxes(known, -2, -1)) / 2).min()
+            if smallest < 0:
+                return (
+                    "W must have a positive semidefinite symmetric part, got one with the eigenvalue "
+                    f"{smallest:.3g}: then some subsets have a negative determinant"
+                )
+    return None
