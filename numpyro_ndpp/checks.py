@@ -11,7 +11,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.distributions import Distribution
 
-__all__ = ["check_distribution", "finite_float", "floating", "static_int"]
+__all__ = ["check_distribution", "check_is_small", "finite_float", "floating", "static_int"]
 
 
 def static_int(name: str, value: Any, low: int, high: int | None = None, meaning: str = "") -> int:
@@ -59,6 +59,22 @@ def check_distribution(dist: Any, kind: type[Distribution]) -> None:
         raise TypeError(f"dist must be an NDPP or KNDPP, or one of these conditioned, got {type(dist).__name__}")
     if dist.batch_shape:
         raise ValueError(f"dist must be one distribution, got a batch of shape {dist.batch_shape}")
+
+
+# A matrix of n × n numbers has 134 MB then, in double precision.
+_MOST_DENSE = 4096
+
+
+def check_is_small(name: str, num_items: int) -> None:
+    """Refuse a matrix with a row and a column for each of many items.
+
+    :raises ValueError: for more than 4,096 items.
+    """
+    if num_items > _MOST_DENSE:
+        raise ValueError(
+            f"{name} has n × n numbers, and is for n = {_MOST_DENSE} items at most, got {num_items}; larger catalogues "
+            "go by their features"
+        )
 
 
 def floating(*arrays: ArrayLike) -> tuple[Array, ...]:

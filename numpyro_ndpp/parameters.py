@@ -9,7 +9,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.checks import floating, static_int
 
-__all__ = ["Shape", "factors_of", "fixed_size", "parts_of", "size_limits", "why_invalid"]
+__all__ = ["Shape", "factors_of", "fixed_size", "matrix_shape", "parts_of", "size_limits", "why_invalid"]
 
 Shape = tuple[int, ...]
 
