@@ -33,7 +33,7 @@ from numpyro_ndpp.linalg import with_derivatives_of
 from numpyro_ndpp.minors import log_minors
 from numpyro_ndpp.multihot import Multihot
 from numpyro_ndpp.next_items import log_next_probs
-from numpyro_ndpp.subsets import check_items
+from numpyro_ndpp.subsets import check_items, item_numbers
 from numpyro_ndpp.target import Target, per_kernel, per_subset
 
 __all__ = ["SubsetDistribution"]
@@ -47,6 +47,13 @@ class SubsetDistribution(Drawn):
         return self._per_subset(log_minors, self.kernel, self.with_pinned(subsets), "(s)")
 
     def _per_subset(self, function: Callable[..., Array], kernels: Any, subsets: Array, out: str) -> Array:
+        try:
+            lax.broadcast_shapes(subsets.shape[:-1], self.batch_shape)
+        except ValueError:
+            raise ValueError(
+                f"sets of items of shape {subsets.shape}, the last dimension a set's, must broadcast with a batch of "
+                f"shape {self.batch_shape}"
+            ) from None
         return per_subset(function, kernels, len(self.batch_shape), subsets, out)
 
     def _clipped(self, items: Array) -> tuple[Array, Array]:
@@ -64,13 +71,14 @@ class SubsetDistribution(Drawn):
         One normaliser, O(n d² + d³) (and O(N d³) with limits on the size, N ≤ d + 4), serves all subsets; each takes
         O(m d² + m² d + m³) at about its own size m. -inf outside the support, with a gradient of zero.
 
+        With validation on, which is NumPyro's default, a warning names a value that is no padded subset, wherever the
+        value is known: outside jit, or a constant within it. It is a warning and no error, as for all distributions of
+        NumPyro. A subset of a size that is not allowed has probability zero, without a word.
+
         :raises TypeError: for values that are not integers.
+        :raises ValueError: for a single number, and for values that do not broadcast with the batch of kernels.
         """
-        value = value if isinstance(value, np.ndarray) else jnp.asarray(value)
-        if not jnp.issubdtype(value.dtype, jnp.integer):
-            raise TypeError(f"value must hold integer item numbers, got {value.dtype}; for 0/1 vectors use multihot()")
-        if value.ndim == 0:
-            raise ValueError("value must have one dimension at least: the items of a subset")
+        value = item_numbers("value", value, "; for 0/1 vectors use multihot()")
         return self._log_prob(value, self.log_normalizer)
 
     @compiled()
@@ -122,7 +130,7 @@ class SubsetDistribution(Drawn):
 
         >>> import jax.numpy as jnp
         >>> from numpyro_ndpp import NDPP
-        >>> law = NDPP(jnp.eye(3), jnp.zeros((3, 1)), jnp.zeros((1, 1)))
+        >>> law = NDPP(jnp.eye(3))
         >>> [f"{p:.2f}" for p in jnp.exp(law.marginal_log_prob(jnp.array([[0, 2], [1, 3]])))]
         ['0.25', '0.50']
         """
@@ -163,7 +171,7 @@ class SubsetDistribution(Drawn):
         >>> import jax.numpy as jnp
         >>> from numpyro_ndpp import NDPP
         >>> V = jnp.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])  # items 0 and 1 are alike: they repel
-        >>> law = NDPP(V, jnp.zeros((3, 1)), jnp.zeros((1, 1)))
+        >>> law = NDPP(V)
         >>> [f"{p:.2f}" for p in jnp.exp(law.next_item_log_prob(jnp.array([0])))]
         ['0.00', '0.01', '0.99']
         """
@@ -193,7 +201,7 @@ class SubsetDistribution(Drawn):
         >>> import jax.numpy as jnp
         >>> from numpyro_ndpp import KNDPP
         >>> V = jnp.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
-        >>> law = KNDPP(V, jnp.zeros((3, 1)), jnp.zeros((1, 1)), k=2).condition(include=[0])
+        >>> law = KNDPP(V, k=2).condition(include=[0])
         >>> law.event_shape
         (1,)
         >>> [f"{p:.2f}" for p in law.inclusion_probs()]
@@ -217,20 +225,30 @@ class SubsetDistribution(Drawn):
             limits on the size.
         :param num_exchanges: how many times at the most to exchange one item for a better one afterwards.
         :return: the items; fewer than k if there is no way on, the rest is padding.
-        :raises ValueError: for k out of range.
+        :raises ValueError: for k out of range; beside included and excluded items less fit.
 
         O(n d) an item. The largest determinant itself is NP-hard to find.
         """
         if k is None:
             low, high = self.min_size, self.max_size
         else:
-            most = min(self.num_items, self.rank)
-            low = high = static_int("k", k, 0, most, f"min(num_items={self.num_items}, rank={self.rank})")
+            low = high = self._greedy_size(k)
         if num_exchanges and self._pinned is not None:
             raise ValueError("num_exchanges must be 0 for a conditioned distribution")
         num_exchanges = static_int("num_exchanges", num_exchanges, 0, 2**31 - 1, "the largest")
 
         return self._greedy(low=low, high=high, has_limits=k is None, num_exchanges=num_exchanges)
+
+    def _greedy_size(self, k: Any) -> int:
+        """k, checked: as many as are left beside what is included and excluded."""
+        num_excluded = 0
+        if self._excluded is not None and not_jax_tracer(self._excluded):
+            num_excluded = int((np.asarray(self._excluded) < self.num_items).sum(axis=-1).max(initial=0))
+        most = min(self.num_items - num_excluded, self.rank) - self.num_certain
+        beside = [f"{number} {what}" for number, what in ((self.num_certain, "included"), (num_excluded, "excluded"))]
+        given = f" beside {' and '.join(beside)}" if self.num_certain + num_excluded else ""
+        meaning = f"what is left of min(num_items={self.num_items}, rank={self.rank}){given}"
+        return static_int("k", k, 0, max(0, most), meaning if given else meaning.removeprefix("what is left of "))
 
     @compiled("low", "high", "has_limits", "num_exchanges")
     def _greedy(self, *, low: int, high: int, has_limits: bool, num_exchanges: int) -> Array:

@@ -11,7 +11,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.distributions import Distribution
 
-__all__ = ["check_distribution", "finite_float", "floating", "static_int"]
+__all__ = ["check_distribution", "check_is_small", "finite_float", "floating", "static_int"]
 
 
 def static_int(name: str, value: Any, low: int, high: int | None = None, meaning: str = "") -> int:
@@ -61,10 +61,33 @@ def check_distribution(dist: Any, kind: type[Distribution]) -> None:
         raise ValueError(f"dist must be one distribution, got a batch of shape {dist.batch_shape}")
 
 
+# A matrix of n × n numbers has 134 MB then, in double precision.
+_MOST_DENSE = 4096
+
+
+def check_is_small(name: str, num_items: int) -> None:
+    """Refuse a matrix with a row and a column for each of many items.
+
+    :raises ValueError: for more than 4,096 items.
+    """
+    if num_items > _MOST_DENSE:
+        raise ValueError(
+            f"{name} has n × n numbers, and is for n = {_MOST_DENSE} items at most, got {num_items}; larger catalogues "
+            "go by their features"
+        )
+
+
 def floating(*arrays: ArrayLike) -> tuple[Array, ...]:
-    """The arrays in one floating type. Concrete ones stay concrete inside jit, so that they can be validated there."""
+    """The arrays in one floating type. Concrete ones stay concrete inside jit, so that they can be validated there.
+
+    :raises TypeError: for what is no array: a text, lists of different lengths.
+    :raises ValueError: for complex numbers.
+    """
     with jax.ensure_compile_time_eval():
-        converted = [jnp.asarray(array) for array in arrays]
+        try:
+            converted = [jnp.asarray(array) for array in arrays]
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"the kernel's parameters must be arrays of numbers: {error}") from None
         dtype = jnp.result_type(*converted)
         if jnp.issubdtype(dtype, jnp.complexfloating):
             raise ValueError(f"the kernel's parameters must be real, got {dtype}")

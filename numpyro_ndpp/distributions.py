@@ -15,57 +15,12 @@ from numpyro.distributions.batch_util import vmap_over
 from numpyro.distributions.util import lazy_property
 
 from numpyro_ndpp.base import SubsetDistribution, vmap_over_parameters
-from numpyro_ndpp.checks import floating, static_int
 from numpyro_ndpp.constraints import finite_matrix, positive_semidefinite_part
 from numpyro_ndpp.kernel import inner_matrix
-from numpyro_ndpp.of_kernels import Shape
+from numpyro_ndpp.parameters import factors_of, fixed_size, parts_of, size_limits
 from numpyro_ndpp.samplers import Sampler, UpDown
 
 __all__ = ["KNDPP", "NDPP", "FactorKNDPP", "FactorNDPP"]
-
-
-def _matrix_shape(name: str, shape: Shape) -> Shape:
-    if len(shape) < 2:
-        raise ValueError(f"{name} must be a matrix (or a batch of matrices), got shape {shape}")
-    return shape[-2:]
-
-
-def _broadcast_batch(**shapes: Shape) -> Shape:
-    try:
-        return lax.broadcast_shapes(*(shape[:-2] for shape in shapes.values()))
-    except ValueError as error:
-        given = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise ValueError(f"the batch dimensions of {given} do not broadcast") from error
-
-
-def _shapes_of_parts(*parts: Array) -> tuple[Shape, int, int]:
-    """Batch shape, number of items and rank of V, B, D."""
-    V, B, D = (part.shape for part in parts)
-    n, d1 = _matrix_shape("V", V)
-    n_b, d2 = _matrix_shape("B", B)
-    if n != n_b:
-        raise ValueError(f"V and B must have one row per item each, got V of shape {V} and B of shape {B}")
-    if _matrix_shape("D", D) != (d2, d2):
-        raise ValueError(f"D must be square with one row per column of B, got D of shape {D} and B of shape {B}")
-    if n == 0 or d1 + d2 == 0:
-        raise ValueError(f"V and B must have a row and a column at least, got V of shape {V} and B of shape {B}")
-    return _broadcast_batch(V=V, B=B, D=D), n, d1 + d2
-
-
-def _shapes_of_factors(*factors: Array) -> tuple[Shape, int, int]:
-    X, W = (factor.shape for factor in factors)
-    n, d = _matrix_shape("X", X)
-    if _matrix_shape("W", W) != (d, d):
-        raise ValueError(f"W must be square with one row per column of X, got W of shape {W} and X of shape {X}")
-    if n == 0 or d == 0:
-        raise ValueError(f"X must have a row and a column at least, got shape {X}")
-    return _broadcast_batch(X=X, W=W), n, d
-
-
-def _size_limits(min_size: Any, max_size: Any, n: int, d: int) -> tuple[int, int]:
-    most = min(n, d)
-    high = most if max_size is None else static_int("max_size", max_size, 0, most, f"min(num_items={n}, rank={d})")
-    return static_int("min_size", min_size, 0, high, "max_size"), high
 
 
 @jax.jit
@@ -152,18 +107,19 @@ class NDPP(_Parts):
     .. math:: P(S) = \frac{\det L_S}{\det(I + L)}, \qquad L = V V^\top + B (D - D^\top) B^\top .
 
     V makes like items repel, as an ordinary DPP does; B and D add attraction. Any real values give a valid kernel.
+    ``NDPP(V)`` is the ordinary DPP, L = V Vᵀ.
 
     A value is a vector of item numbers, increasing, filled up with n: see :func:`~numpyro_ndpp.pad_subsets`.
 
     :param V: features (..., n, d₁) of the symmetric part.
-    :param B: features (..., n, d₂) of the skew part.
+    :param B: features (..., n, d₂) of the skew part. None, like D: there is no skew part.
     :param D: matrix (..., d₂, d₂), of which D - Dᵀ counts.
     :param min_size: smallest size; the law is the NDPP given that \|S\| is at least that. Default 0.
     :param max_size: largest size, likewise, and the length of the event. Default min(n, d₁ + d₂), above which every
         subset has probability zero.
     :param sampler: the sampler behind :meth:`sample`.
-    :raises ValueError: for shapes that do not fit together, sizes that are not allowed, and, with validation on, for
-        parameters that are not finite.
+    :raises ValueError: for shapes that do not fit together, B without D, sizes that are not allowed, and, with
+        validation on, for parameters that are not finite: the message has the row and the column.
 
     >>> import jax.numpy as jnp
     >>> import numpy as np
@@ -177,34 +133,38 @@ class NDPP(_Parts):
     [0.001 0.387]
     >>> print(np.float64(law.inclusion_probs()).round(3))
     [0.719 0.381 0.781]
+    >>> print(np.float64(NDPP(V).inclusion_probs()).round(3))
+    [0.356 0.291 0.498]
     """
 
     def __init__(
         self,
         V: ArrayLike,
-        B: ArrayLike,
-        D: ArrayLike,
+        B: ArrayLike | None = None,
+        D: ArrayLike | None = None,
         *,
         min_size: int = 0,
         max_size: int | None = None,
         sampler: Sampler = UpDown(),
         validate_args: bool | None = None,
     ) -> None:
-        self.V, self.B, self.D = floating(V, B, D)
-        batch_shape, n, d = _shapes_of_parts(self.V, self.B, self.D)
-        super().__init__(batch_shape, _size_limits(min_size, max_size, n, d), sampler, validate_args)
+        (self.V, self.B, self.D), batch_shape, shape = parts_of(V, B, D)
+        super().__init__(batch_shape, size_limits(min_size, max_size, *shape), sampler, validate_args)
 
     @staticmethod
     def from_factors(
         X: ArrayLike,
-        W: ArrayLike,
+        W: ArrayLike | None = None,
         *,
         min_size: int = 0,
         max_size: int | None = None,
         sampler: Sampler = UpDown(),
         validate_args: bool | None = None,
     ) -> "FactorNDPP":
-        """The NDPP of the kernel L = X W Xᵀ, for any W whose symmetric part is positive semidefinite up to rounding."""
+        """The NDPP of the kernel L = X W Xᵀ, for any W whose symmetric part is positive semidefinite up to rounding.
+
+        Without W it is the identity: L = X Xᵀ. The other arguments are those of :class:`NDPP`.
+        """
         return FactorNDPP(X, W, min_size=min_size, max_size=max_size, sampler=sampler, validate_args=validate_args)
 
 
@@ -212,27 +172,21 @@ class FactorNDPP(_Factors):
     r"""The :class:`NDPP` of the kernel L = X W Xᵀ, as :meth:`numpyro_ndpp.NDPP.from_factors` gives it.
 
     :param X: features (..., n, d), one row per item.
-    :param W: inner matrix (..., d, d) with W + Wᵀ positive semidefinite up to rounding.
+    :param W: inner matrix (..., d, d) with W + Wᵀ positive semidefinite up to rounding. Default: the identity.
     """
 
     def __init__(
         self,
         X: ArrayLike,
-        W: ArrayLike,
+        W: ArrayLike | None = None,
         *,
         min_size: int = 0,
         max_size: int | None = None,
         sampler: Sampler = UpDown(),
         validate_args: bool | None = None,
     ) -> None:
-        self.X, self.W = floating(X, W)
-        batch_shape, n, d = _shapes_of_factors(self.X, self.W)
-        super().__init__(batch_shape, _size_limits(min_size, max_size, n, d), sampler, validate_args)
-
-
-def _fixed_size(k: Any, n: int, d: int) -> tuple[int, int]:
-    size = static_int("k", k, 0, min(n, d), f"min(num_items={n}, rank={d})")
-    return size, size
+        (self.X, self.W), batch_shape, shape = factors_of(X, W)
+        super().__init__(batch_shape, size_limits(min_size, max_size, *shape), sampler, validate_args)
 
 
 class KNDPP(_FixedSize, _Parts):
@@ -243,9 +197,10 @@ class KNDPP(_FixedSize, _Parts):
     with e_k the k-th elementary symmetric polynomial of the eigenvalues of L.
 
     :param V, B, D: the kernel, as for :class:`NDPP`.
-    :param k: the size, a Python integer from 0 to min(n, d₁ + d₂).
+    :param k: the size, a Python integer from 0 to min(n, d₁ + d₂). It must be given: ``KNDPP(V, k=10)`` is an ordinary
+        k-DPP.
     :param sampler: the sampler behind :meth:`sample`.
-    :raises ValueError: as for :class:`NDPP`, and for k out of range.
+    :raises ValueError: as for :class:`NDPP`, and for k out of range or missing.
 
     >>> import jax.numpy as jnp
     >>> import numpy as np
@@ -261,22 +216,29 @@ class KNDPP(_FixedSize, _Parts):
     def __init__(
         self,
         V: ArrayLike,
-        B: ArrayLike,
-        D: ArrayLike,
-        k: int,
+        B: ArrayLike | None = None,
+        D: ArrayLike | None = None,
+        k: int | None = None,
         *,
         sampler: Sampler = UpDown(),
         validate_args: bool | None = None,
     ) -> None:
-        self.V, self.B, self.D = floating(V, B, D)
-        batch_shape, n, d = _shapes_of_parts(self.V, self.B, self.D)
-        super().__init__(batch_shape, _fixed_size(k, n, d), sampler, validate_args)
+        (self.V, self.B, self.D), batch_shape, shape = parts_of(V, B, D)
+        super().__init__(batch_shape, fixed_size(k, *shape), sampler, validate_args)
 
     @staticmethod
     def from_factors(
-        X: ArrayLike, W: ArrayLike, k: int, *, sampler: Sampler = UpDown(), validate_args: bool | None = None
+        X: ArrayLike,
+        W: ArrayLike | None = None,
+        k: int | None = None,
+        *,
+        sampler: Sampler = UpDown(),
+        validate_args: bool | None = None,
     ) -> "FactorKNDPP":
-        """The k-NDPP of the kernel L = X W Xᵀ, for any W whose symmetric part is positive semidefinite to rounding."""
+        """The k-NDPP of the kernel L = X W Xᵀ, for any W whose symmetric part is positive semidefinite to rounding.
+
+        Without W it is the identity: L = X Xᵀ. The other arguments are those of :class:`KNDPP`.
+        """
         return FactorKNDPP(X, W, k, sampler=sampler, validate_args=validate_args)
 
 
@@ -288,11 +250,16 @@ class FactorKNDPP(_FixedSize, _Factors):
     """
 
     def __init__(
-        self, X: ArrayLike, W: ArrayLike, k: int, *, sampler: Sampler = UpDown(), validate_args: bool | None = None
+        self,
+        X: ArrayLike,
+        W: ArrayLike | None = None,
+        k: int | None = None,
+        *,
+        sampler: Sampler = UpDown(),
+        validate_args: bool | None = None,
     ) -> None:
-        self.X, self.W = floating(X, W)
-        batch_shape, n, d = _shapes_of_factors(self.X, self.W)
-        super().__init__(batch_shape, _fixed_size(k, n, d), sampler, validate_args)
+        (self.X, self.W), batch_shape, shape = factors_of(X, W)
+        super().__init__(batch_shape, fixed_size(k, *shape), sampler, validate_args)
 
 
 @vmap_over.register

@@ -13,7 +13,9 @@ import numpy as np
 from jax import Array, lax, random
 from numpyro.util import not_jax_tracer
 
-from numpyro_ndpp.of_kernels import OfKernels, Shape
+from numpyro_ndpp.checks import static_int
+from numpyro_ndpp.of_kernels import OfKernels
+from numpyro_ndpp.parameters import Shape
 from numpyro_ndpp.programs import is_tracing, program
 from numpyro_ndpp.samplers.base import Sampler, check_sampler
 from numpyro_ndpp.target import Target
@@ -54,6 +56,14 @@ def _draws(sampler: Sampler, states: Any, num_kernels: int | None, key: Array, n
     if not_jax_tracer(drawn):
         drawn = np.asarray(drawn)  # a slice of a JAX array would be a program for each number of draws
     return drawn[:num_draws] if num_kernels is None else drawn[:, :num_draws]
+
+
+def _checked_shape(sample_shape: Any) -> Shape:
+    """The shape as a tuple; a list is one too."""
+    if not isinstance(sample_shape, (tuple, list)):
+        example = f", such as ({sample_shape},)" if isinstance(sample_shape, (int, np.integer)) else ""
+        raise TypeError(f"sample_shape must be a tuple of integers{example}, got {sample_shape!r}")
+    return tuple(static_int("sample_shape's entries", number, 0) for number in sample_shape)
 
 
 def compiled(*static: str) -> Callable[[Callable], Callable]:
@@ -152,14 +162,16 @@ class Drawn(OfKernels):
         sampler gave up. Outside jit a warning says how many there are, and why.
 
         :raises ValueError: outside jit, if no draw could be made.
+        :raises TypeError: for a ``sample_shape`` that is no tuple of integers: five draws are ``(5,)``.
         """
+        sample_shape = _checked_shape(sample_shape)
         if not hasattr(key, "dtype"):
             raise ValueError(f"key must be a JAX random key, got {key!r}")
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
             key = random.wrap_key_data(key)
         num_draws, num_kernels = math.prod(sample_shape), math.prod(self.batch_shape)
         if num_draws * num_kernels == 0:
-            return jnp.zeros(self.shape(tuple(sample_shape)), jnp.int32)
+            return jnp.zeros(self.shape(sample_shape), jnp.int32)
         state = self.prepared_state()
         if self.batch_shape:
             num_dims = len(self.batch_shape)
@@ -167,7 +179,7 @@ class Drawn(OfKernels):
             draws = _draws(self.sampler, states, num_kernels, key, num_draws).swapaxes(0, 1)
         else:
             draws = _draws(self.sampler, state, None, key, num_draws)
-        draws = draws.reshape(self.shape(tuple(sample_shape)))
+        draws = draws.reshape(self.shape(sample_shape))
         if not_jax_tracer(draws):
             self._check_draws(np.asarray(draws), state)
         return jax.device_put(draws) if isinstance(draws, np.ndarray) else draws

@@ -1,4 +1,4 @@
-r"""The low-rank kernel L = X W Xᵀ, never formed.
+r"""The low-rank kernel L = X W Xᵀ, formed only where a user asks for it.
 
 X (n, d) holds one row of features per item, W (d, d) has a positive semidefinite symmetric part; so every principal
 minor det L_S = det(X_S W X_Sᵀ) is non-negative. A user's V (n, d₁), B (n, d₂), D (d₂, d₂) are the special case
@@ -89,6 +89,10 @@ class Kernel(NamedTuple):
     def with_inner(self, W: Array) -> "Kernel":
         """The kernel X W Xᵀ of another W (d, d)."""
         return Kernel.of(self.X, W)
+
+    def dense(self) -> Array:
+        """L itself (n, n), for small n: everything else does without. O(n² d)."""
+        return matmul(matmul(self.X, self.W), self.X.T)
 
     def whitened(self) -> "Kernel":
         """The same kernel in a basis where XᵀX is about the identity. O(n d²).

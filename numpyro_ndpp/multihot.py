@@ -12,7 +12,7 @@ from numpyro.distributions import Distribution, constraints
 from numpyro.distributions.batch_util import promote_batch_shape, vmap_over
 from numpyro.distributions.util import validate_sample
 
-from numpyro_ndpp.of_kernels import Shape
+from numpyro_ndpp.parameters import Shape
 from numpyro_ndpp.subsets import items_of_mask, to_multihot
 
 __all__ = ["Multihot"]
@@ -30,7 +30,7 @@ class Multihot(Distribution):
 
     >>> import jax.numpy as jnp
     >>> from numpyro_ndpp import NDPP
-    >>> law = NDPP(jnp.eye(3), jnp.zeros((3, 1)), jnp.zeros((1, 1)))
+    >>> law = NDPP(jnp.eye(3))
     >>> [f"{p:.3f}" for p in law.multihot().mean]
     ['0.500', '0.500', '0.500']
     >>> f"{jnp.exp(law.multihot().log_prob(jnp.array([1, 0, 1]))):.3f}"
@@ -63,7 +63,10 @@ class Multihot(Distribution):
         if value.shape[-1:] != (n,):
             raise ValueError(f"value must have one entry for each of the {n} items, got shape {value.shape}")
         # Where only the empty subset is allowed, there is room for an item all the same, to say that it is too many.
-        return self.base_dist.log_prob(_items_of_value(value, max(1, self.base_dist.max_size)))
+        items = _items_of_value(value, max(1, self.base_dist.max_size))
+        self.base_dist.log_normalizer  # noqa: B018 - kept there, for the next call; a copy would not hand it back
+        # A vector with too many ones has no items here. It is not to be warned of: only this view knows what was given.
+        return self.base_dist.bare().log_prob(items)
 
     @property
     def mean(self) -> Array:

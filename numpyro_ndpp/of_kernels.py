@@ -1,27 +1,46 @@
 """What a distribution of subsets is of: a kernel or a batch of them, the allowed sizes, pinned and excluded items."""
 
-from typing import Any, ClassVar
+import warnings
+from typing import Any, ClassVar, NoReturn
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from numpyro.distributions import Distribution
 from numpyro.distributions.util import lazy_property
+from numpyro.util import find_stack_level, not_jax_tracer
 
+from numpyro_ndpp.checks import check_is_small
 from numpyro_ndpp.conditioning import are_distinct, sorted_together
 from numpyro_ndpp.constraints import subset
 from numpyro_ndpp.kernel import Kernel, without
+from numpyro_ndpp.parameters import Shape, why_invalid
+from numpyro_ndpp.programs import program
 from numpyro_ndpp.samplers.base import Sampler, check_sampler
-from numpyro_ndpp.target import Target
+from numpyro_ndpp.subsets import why_no_subset
+from numpyro_ndpp.target import Target, per_kernel
 
-__all__ = ["OfKernels", "Shape"]
-
-Shape = tuple[int, ...]
+__all__ = ["OfKernels"]
 
 
 @jax.jit
 def _without(X: Array, items: Array) -> Array:
     return jnp.vectorize(without, signature="(n,d),(m)->(n,d)")(X, items)
+
+
+@program("often")
+def _dense_kernels(target: Target) -> Array:
+    return per_kernel(lambda target: target.kernel.dense(), target, "(n,n)")
+
+
+@program("often")
+def _dense_marginal_kernels(target: Target) -> Array:
+    def of_kernel(target: Target) -> Array:
+        kernel = target.kernel
+        return kernel.with_inner(target.pinned.marginal_matrix(kernel.W, kernel.C)).dense()
+
+    return per_kernel(of_kernel, target, "(n,n)")
 
 
 class OfKernels(Distribution):
@@ -106,10 +125,120 @@ class OfKernels(Distribution):
         """What samplers draw from: the kernel, the pinned items and the allowed sizes."""
         return Target(self.kernel, self.pinned, self.whole_sizes, self.num_certain)
 
+    def dense_kernel(self) -> Array:
+        r"""The kernel :math:`L = X W X^\top` written out, (..., n, n): P(S) ∝ det L_S. For small n alone.
+
+        O(n² d), and the one array of n × n numbers here beside :meth:`dense_marginal_kernel`. Rows and columns of
+        excluded items are zero. :func:`~numpyro_ndpp.recipes.from_dense` is the way back.
+
+        :raises ValueError: for more than 4,096 items, and for a distribution given that some items are in: it has no
+            kernel of its own (docs: Given some items).
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ndpp import NDPP
+        >>> print(NDPP(jnp.array([[1.0, 0.0], [1.0, 2.0]])).dense_kernel())
+        [[1. 1.]
+         [1. 5.]]
+        """
+        check_is_small("dense_kernel()", self.num_items)
+        if self._pinned is not None:
+            raise ValueError("dense_kernel() is of the distribution before include: given items it need not have one")
+        return _dense_kernels(self.target)
+
+    def dense_marginal_kernel(self) -> Array:
+        r"""The marginal kernel :math:`K = L (I + L)^{-1}` written out, (..., n, n): P(J ⊆ S) = det K_J. For small n.
+
+        O(n d² + n² d). :func:`~numpyro_ndpp.recipes.from_marginal` is the way back.
+
+        :raises ValueError: for more than 4,096 items, and with limits on the size, which leave no marginal kernel:
+            ``marginal_log_prob`` has what it would give.
+
+        >>> import jax.numpy as jnp
+        >>> from numpyro_ndpp import NDPP
+        >>> print(NDPP(jnp.eye(2)).dense_marginal_kernel())
+        [[0.5 0. ]
+         [0.  0.5]]
+        """
+        check_is_small("dense_marginal_kernel()", self.num_items)
+        if not self.target.is_unlimited:
+            low, high = self.whole_sizes
+            raise ValueError(
+                f"dense_marginal_kernel() is for subsets of any size: those of {low} to {high} items have no marginal "
+                "kernel; use marginal_log_prob() or inclusion_probs()"
+            )
+        return _dense_marginal_kernels(self.target)
+
+    @property
+    def mean(self) -> NoReturn:
+        """There is none: item numbers are names. See ``inclusion_probs()``, and ``multihot()``, which has a mean.
+
+        :raises NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "a mean of item numbers says nothing: use inclusion_probs(), which is the mean of multihot()"
+        )
+
+    @property
+    def variance(self) -> NoReturn:
+        """There is none, as there is no mean. ``multihot()`` has a variance.
+
+        :raises NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "a variance of item numbers says nothing: use multihot().variance, or marginal_log_prob() for pairs"
+        )
+
+    def entropy(self) -> NoReturn:
+        """There is no closed form, and an estimate is not given under this name.
+
+        :raises NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "the entropy has no closed form: estimate it by -log_prob(sample(key, (number,))).mean()"
+        )
+
     @property
     def support(self) -> Any:
         """Increasing item numbers, filled up with n, of an allowed number."""
         return subset(self.num_items, self.min_size, self.max_size)
+
+    def validate_args(self, strict: bool = True) -> None:
+        """NumPyro's look at the parameters, with an error that says which entry is wrong.
+
+        :raises ValueError: for parameters that are not finite, or a W without a positive semidefinite symmetric part.
+        """
+        try:
+            super().validate_args(strict)
+        except ValueError as error:
+            raise ValueError(why_invalid(self.get_args()) or str(error)) from None
+
+    def _validate_sample(self, value: Any) -> Any:
+        """What NumPyro asks with validation on: which values are in the support. A warning says what is no subset.
+
+        NumPyro warns of all values outside the support. A subset of a size that is not allowed is none to warn of:
+        its probability is zero, as for items that exclude each other.
+        """
+        inside = self.support(value)
+        if not_jax_tracer(inside) and (reason := self._why_outside(np.asarray(value))):
+            warnings.warn(f"{reason}; its log-probability is -inf", stacklevel=find_stack_level())
+        return inside
+
+    def _why_outside(self, value: np.ndarray) -> str | None:
+        if not np.issubdtype(value.dtype, np.integer):
+            return None
+        if value.shape[-1] < self.min_size:
+            room = f"has room for {value.shape[-1]} items, but subsets have {self.min_size} at least"
+            return f"value of shape {value.shape} {room}"
+        if reason := why_no_subset(value, self.num_items):
+            return reason
+        if self._pinned is None or not not_jax_tracer(self._pinned):
+            return None
+        pinned = np.asarray(self._pinned)
+        both = (value[..., :, None] == pinned[..., None, :]) & (value[..., :, None] < self.num_items)
+        if both.any():
+            item = np.broadcast_to(value[..., :, None], both.shape)[both][0]
+            return f"a value has item {item}, which is included already: values are of the other items"
+        return None
 
     def contains(self, value: Array) -> Array:
         """Which of the values (..., m) are in the support, beside the pinned items."""

@@ -5,6 +5,7 @@ sorting keeps the fill at the end, and JAX's scattering drops it. A draw that co
 is no subset.
 """
 
+import reprlib
 from collections.abc import Iterable, Sequence
 from functools import partial
 
@@ -160,19 +161,36 @@ def from_multihot(masks: ArrayLike, width: int) -> Array:
     return items_of_mask(masks, width)
 
 
+def item_numbers(name: str, items: ArrayLike, advice: str = "") -> Array | np.ndarray:
+    """Item numbers as an array (..., m), as they are.
+
+    :param advice: the end of the message to those who give something else.
+    :raises TypeError: if they are not integers, or no array: a text, lists of different lengths.
+    :raises ValueError: for a single number.
+    """
+    try:
+        given = items if isinstance(items, np.ndarray) else jnp.asarray(items)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(
+            f"{name} must hold integer item numbers, got {reprlib.repr(items)}; for lists of different lengths use "
+            "pad_subsets"
+        ) from None
+    if given.size == 0:
+        given = given.astype(np.int32)  # of no items no type is wrong
+    if not np.issubdtype(given.dtype, np.integer):
+        raise TypeError(f"{name} must hold integer item numbers, got {given.dtype}{advice}")
+    if given.ndim == 0:
+        raise ValueError(f"{name} must have one dimension at least: the items of a set, got {items!r}")
+    return given
+
+
 def check_items(name: str, items: ArrayLike, num_items: int) -> Array:
     """Sets of items (..., m), padded with ``num_items``, in any order, as increasing int32 arrays.
 
     :raises TypeError: if they are not integers.
     :raises ValueError: outside jit, for an item out of range or repeated; the message names the argument and the item.
     """
-    given = items if isinstance(items, np.ndarray) else jnp.asarray(items)
-    if given.size == 0:
-        given = given.astype(jnp.int32)
-    if not jnp.issubdtype(given.dtype, jnp.integer):
-        raise TypeError(f"{name} must hold integer item numbers, got {given.dtype}")
-    if given.ndim == 0:
-        raise ValueError(f"{name} must have one dimension at least: the items of a set, got {items!r}")
+    given = item_numbers(name, items)
     if not_jax_tracer(given):
         values = np.sort(np.asarray(given), axis=-1)  # before 32 bits make another item of one that is out of range
         bad = (values < 0) | (values > num_items)
@@ -185,3 +203,31 @@ def check_items(name: str, items: ArrayLike, num_items: int) -> Array:
             raise ValueError(f"{name} has item {values[..., 1:][repeated][0]} more than once")
         return jnp.asarray(values.astype(np.int32))
     return jnp.sort(jnp.asarray(given).astype(jnp.int32), axis=-1)
+
+
+def why_no_subset(values: np.ndarray, num_items: int) -> str | None:
+    """What is wrong with the first of the values (..., m) that is no padded subset, in words; None if all are.
+
+    A subset of a size that a distribution does not allow is a subset all the same.
+    """
+    values = values.astype(np.int64)
+    before, after = values[..., :-1], values[..., 1:]
+    outside = (values < 0) | (values > num_items)
+    bad = outside.any(axis=-1) | ~((before < after) | (after == num_items)).all(axis=-1)
+    if not bad.any():
+        return None
+    index = tuple(map(int, np.unravel_index(np.argmax(bad), bad.shape)))
+    value = values[index]
+    name = f"value{list(index) if index else ''} = {reprlib.repr(value.tolist())}"
+    in_order = np.sort(value[value < num_items])
+    twice = in_order[1:][in_order[1:] == in_order[:-1]]
+    if len(value) == num_items and ((value == 0) | (value == 1)).all():
+        return f"{name} looks like a vector of zeros and ones: multihot() takes these, from_multihot converts them"
+    if (value == -1).all():
+        return f"{name} is a draw that could not be made"
+    if outside[index].any():
+        item = value[outside[index]][0]
+        return f"{name} has item {item}; items are 0 to {num_items - 1}, and padding is {num_items}"
+    if twice.size:
+        return f"{name} has item {twice[0]} more than once; padding is {num_items}"
+    return f"{name} is not increasing, with padding ({num_items}) at its end: pad_subsets sorts"
