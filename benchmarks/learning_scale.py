@@ -42,7 +42,8 @@ def baskets_of(n: int) -> list[np.ndarray]:
 
 def measure(n: int, columns: int) -> dict[str, float]:
     """Peak memory in GB and seconds a step, in this process, with so many columns in V and in B."""
-    result = fit(baskets_of(n), n, rank=columns, num_steps=NUM_STEPS, evaluate_every=2, patience=0, progress_bar=False)
+    settings = {"num_steps": NUM_STEPS, "evaluate_every": 2, "patience": 0, "min_size": 0, "progress_bar": False}
+    result = fit(baskets_of(n), n, rank=(columns, columns), **settings)
     # Kibibytes, on Linux. The first evaluation includes compilation.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     return {"peak": peak, "seconds": float(result.history["seconds"][1:].min() / 2)}

@@ -23,7 +23,7 @@ from numpyro.infer import SVI, Trace_ELBO
 
 from numpyro_ndpp import NDPP, Cholesky, pad_subsets, to_multihot
 from numpyro_ndpp.datasets import load_baskets, simulate_baskets
-from numpyro_ndpp.metrics import mean_percentile_rank
+from numpyro_ndpp.metrics import hold_out, mean_percentile_rank, popularity
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -115,10 +115,9 @@ def complete(law: NDPP, baskets: list[list[int]], names: list[str], number: int 
         print(f"  {', '.join(names[item] for item in basket)} -> {best}")
 
 
-def judge(law: NDPP, held_out: list[list[int]], share: np.ndarray, num_baskets: int) -> None:
+def judge(law: NDPP, held_out: list[list[int]], lists: list[list[int]]) -> None:
     """Hide one item of every held-out basket and look for it."""
-    untied = share + np.random.default_rng(0).random(len(share)) / (2 * num_baskets)  # rare items have equal shares
-    ours, popular = (mean_percentile_rank(each, held_out) for each in (law, untied))
+    ours, popular = (mean_percentile_rank(each, held_out) for each in (law, popularity(lists, law.num_items)))
     number = sum(len(basket) > 1 for basket in held_out)
     print(f"\nMean percentile rank of a hidden item in {number} held-out baskets: {ours.value:.2f}")
     print(f"by popularity alone: {popular.value:.2f}")
@@ -181,10 +180,7 @@ def main(arguments: list[str] | None = None) -> None:
         largest = d1 + d2 // 2 * 2  # columns of B count in pairs
         lists, names, _ = load_baskets(options.data, catalogue=options.catalogue, max_size=largest)
         known = None
-        order = np.random.default_rng(0).permutation(len(lists))
-        cut = min(NUM_HELD_OUT, len(lists) // 4)
-        held_out = [lists[i] for i in order[:cut]]
-        lists = [lists[i] for i in order[cut:]]
+        lists, held_out = hold_out(lists, min(NUM_HELD_OUT, len(lists) // 4))
         print(f"{len(lists)} baskets to learn from, {len(held_out)} held out, {len(names)} items, for example:")
     n = len(names)
     for basket in lists[:4]:
@@ -207,7 +203,7 @@ def main(arguments: list[str] | None = None) -> None:
     examples = [[names.index("bread")], [names.index("pasta"), names.index("tea")]] if known else lists[4:7]
     complete(law, examples, names)
     if held_out:
-        judge(law, held_out, share, len(lists))
+        judge(law, held_out, lists)
 
     predicted = law.sample(random.key(2), (min(len(lists), 2000),))
     draw_figure(options.figure, baskets, predicted, names, pairs)

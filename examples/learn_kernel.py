@@ -1,8 +1,9 @@
 """Learning a kernel from a file of baskets: the kernel goes to a file, complements and substitutes into a picture.
 
-Baskets are read as :func:`numpyro_ndpp.datasets.load_baskets` reads them; without a file, those of a small shop are
-simulated. A tenth of them, 2,000 at most, are held out to judge by. The picture has the pairs of frequent items that
-attract and repel most: the logarithm of P(ab) P(∅) / (P(a) P(b)), and the log-likelihood during the run.
+It is what ``python -m numpyro_ndpp learn`` does, and a picture. Baskets are read as
+:func:`numpyro_ndpp.datasets.load_baskets` reads them; without a file, those of a small shop are simulated. A tenth of
+them, 2,000 at most, are held out to judge by. The picture has the pairs of frequent items that attract and repel most:
+the logarithm of P(ab) P(∅) / (P(a) P(b)), and the log-likelihood during the run.
 """
 
 import argparse
@@ -14,9 +15,10 @@ import matplotlib
 import numpy as np
 
 from numpyro_ndpp import NDPP
-from numpyro_ndpp.datasets import load_baskets, simulate_baskets
+from numpyro_ndpp.command_line import add_data_arguments, judge, load
+from numpyro_ndpp.datasets import Baskets, simulate_baskets
 from numpyro_ndpp.learning import Fit, fit
-from numpyro_ndpp.metrics import mean_log_likelihood, mean_percentile_rank, subset_auc
+from numpyro_ndpp.metrics import hold_out, popularity
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -89,10 +91,10 @@ def draw_figure(path: Path, pairs: tuple[list[Pair], list[Pair]], names: list[st
 
 def main(arguments: list[str] | None = None) -> Fit:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, nargs="?", help="baskets: text with one basket per line, or npz")
-    parser.add_argument("--catalogue", type=Path, help="names of the items, one per line, for text that names them")
+    parser.add_argument("data", type=Path, nargs="?", help="baskets: orders and items, a basket per line, or npz")
+    add_data_arguments(parser)
     parser.add_argument("--model", choices=["ndpp", "ondpp", "symmetric"], default="ndpp")
-    parser.add_argument("--rank", type=int, nargs=2, metavar=("D1", "D2"), help="columns of V and of B")
+    parser.add_argument("--rank", type=int, help="features of an item, and most items of a basket")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--kernel", type=Path, default=Path("kernel.npz"), help="file for the kernel")
     parser.add_argument("--checkpoint", type=Path, help="file to go on from if the run is interrupted")
@@ -103,35 +105,24 @@ def main(arguments: list[str] | None = None) -> Fit:
 
     if options.data is None:
         shop = simulate_baskets(300 if options.quick else 4000)
-        lists, names, rank = shop.baskets, shop.items, options.rank or (12, 6)
+        data, rank = Baskets(shop.baskets, shop.items, {}), options.rank or 18
         strengths = {"alpha": 1.0} if options.model == "symmetric" else {"alpha": 1.0, "beta": 1.0}
     else:
-        rank, strengths = options.rank or (100, 100), {}
-        # Columns of B count in pairs, and a symmetric kernel has none.
-        largest = rank[0] if options.model == "symmetric" else rank[0] + rank[1] // 2 * 2
-        lists, names, _ = load_baskets(options.data, catalogue=options.catalogue, max_size=largest)
-    n = len(names)
-    order = np.random.default_rng(0).permutation(len(lists))
-    cut = min(2000, max(1, len(lists) // 10))
-    test, train = [lists[i] for i in order[:cut]], [lists[i] for i in order[cut:]]
+        rank, strengths = options.rank or 200, {}
+        data = load(options, options.data, max_size=rank)
+    train, test = hold_out(data)
     options.kernel.parent.mkdir(parents=True, exist_ok=True)
-    print(f"{len(train)} baskets of {n} items to learn from, {cut} to judge by")
+    print(f"{len(train.baskets)} baskets of {len(data.items)} items to learn from, {len(test.baskets)} to judge by")
     steps = {"num_steps": 20, "evaluate_every": 10} if options.quick else {"num_steps": options.steps}
-    result = fit(train, n, model=options.model, rank=tuple(rank), checkpoint=options.checkpoint, **strengths, **steps)
+    result = fit(train, model=options.model, rank=rank, checkpoint=options.checkpoint, **strengths, **steps)
     result.save(options.kernel)
+    print(*judge(result, train, test), sep="\n")
 
-    law = result.distribution()
-    counts = np.bincount(np.concatenate([np.asarray(basket, int) for basket in train]), minlength=n)
-    print(f"mean log-likelihood of a new basket: {mean_log_likelihood(law, test)}")
-    if any(len(basket) > 1 for basket in test):
-        untied = counts + np.random.default_rng(0).random(n) / 2  # rare items have equal counts
-        print(f"mean percentile rank of a hidden item: {mean_percentile_rank(law, test)}")
-        print(f"the same by popularity alone: {mean_percentile_rank(untied, test)}")
-    print(f"share of baskets likelier than a random set of their size: {subset_auc(law, test)}")
-    pairs = strongest(law, counts, 3 if options.data is None else 10)
+    counts = popularity(train, len(data.items))
+    pairs = strongest(result.distribution(), counts, 3 if options.data is None else 10)
     for value, a, b in [*pairs[0], *pairs[1]]:
-        print(f"  {short(names[a]):>{LONGEST_NAME}} + {short(names[b]):<{LONGEST_NAME}} {value:+6.2f}")
-    draw_figure(options.figure, pairs, names, result)
+        print(f"  {short(data.items[a]):>{LONGEST_NAME}} + {short(data.items[b]):<{LONGEST_NAME}} {value:+6.2f}")
+    draw_figure(options.figure, pairs, data.items, result)
     print(f"The kernel is in {options.kernel}, the picture in {options.figure} ({time.perf_counter() - start:.0f} s)")
     return result
 

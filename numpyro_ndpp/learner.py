@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from jax import Array, lax, random
+from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
 from numpyro.infer import SVI, Trace_ELBO
@@ -24,8 +25,8 @@ from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.distributions import NDPP
 from numpyro_ndpp.priors import (
     basket_model,
+    counts_of_padded,
     directions,
-    item_counts,
     log_expected_proposals,
     ndpp_prior,
     ondpp_prior,
@@ -49,7 +50,7 @@ def _start_ondpp(key: Array, V: Array, num_skew: int) -> dict[str, Array]:
     return {"V_raw": V, "B_raw": directions(key, len(V), num_skew), "sigma": sigma}
 
 
-class _Model(NamedTuple):
+class _Kind(NamedTuple):
     prior: Callable[..., NDPP]
     start: Callable[[Array, Array, int], dict[str, Array]]
     """From a key, the features V to start from, and the columns of B."""
@@ -63,40 +64,78 @@ _START_SKEW = 0.3
 _SHORTEST_START = 0.5
 _LOC = "_loc"
 MODELS = {
-    "ndpp": _Model(ndpp_prior, _start_ndpp, ("V_base", "B_base", "D"), {"alpha": 50.0, "beta": 30.0}),
-    "ondpp": _Model(
-        ondpp_prior, _start_ondpp, ("V_raw", "B_raw", "sigma"), {"alpha": 50.0, "beta": 0.01, "gamma": 0.5}
-    ),
-    "symmetric": _Model(symmetric_prior, _start_symmetric, ("V_base",), {"alpha": 10.0}),
+    "ndpp": _Kind(ndpp_prior, _start_ndpp, ("V_base", "B_base", "D"), {"alpha": 50.0, "beta": 30.0}),
+    "ondpp": _Kind(ondpp_prior, _start_ondpp, ("V_raw", "B_raw", "sigma"), {"alpha": 50.0, "beta": 0.01, "gamma": 0.5}),
+    "symmetric": _Kind(symmetric_prior, _start_symmetric, ("V_base",), {"alpha": 10.0}),
 }
 # Adam moves features of one scale, whatever the counts of their items.
 _ONE_SCALE = {"V": TransformReparam(), "B": TransformReparam()}
 
 
-def _padded(name: str, baskets: Any, num_items: int, rank: int) -> np.ndarray:
+def columns_of(model: str, rank: int | tuple[int, int], num_items: int) -> tuple[int, int]:
+    """The columns of V and of B of a kernel of that rank: half each, those of B in pairs, or as two numbers say.
+
+    :raises ValueError: for numbers out of range.
+    """
+    # An orthogonal B of as many columns as items would leave nothing to V.
+    most = num_items - 1 if model == "ondpp" else None
+    if isinstance(rank, (tuple, list)):
+        if len(rank) != 2:
+            raise ValueError(f"rank must be one number or two, the columns of V and of B, got {rank!r}")
+        first = static_int("rank (columns of V)", rank[0], 1)
+        second = static_int("rank (columns of B)", rank[1], 0, most, "num_items - 1")
+        return first, 0 if model == "symmetric" else second
+    rank = static_int("rank", rank, 1)
+    second = 0 if model == "symmetric" else 2 * ((rank + 1) // 4)
+    if most is not None:
+        second = min(second, most // 2 * 2)
+    return rank - second, second
+
+
+def smallest_size(min_size: int | None, num_items: int, *parts: np.ndarray) -> int:
+    """0 or 1: whether baskets may be empty, as given, or as the padded baskets say.
+
+    :raises ValueError: if they may not, and some are.
+    """
+    is_empty = np.concatenate([np.all(part == num_items, axis=1) for part in parts])
+    if min_size is None:
+        return 0 if is_empty.any() else 1
+    min_size = static_int("min_size", min_size, 0, 1)
+    if min_size and is_empty.any():
+        raise ValueError(
+            f"baskets: {is_empty.sum()} of {len(is_empty)} are empty, which min_size=1 has no room for; leave them "
+            f"out, or give min_size=0"
+        )
+    return min_size
+
+
+def _padded(name: str, baskets: Any, num_items: int, columns: tuple[int, int]) -> np.ndarray:
     """Baskets as padded subsets. Items must be in range and none twice; no basket may be larger than the rank."""
-    padded = as_padded(name, baskets, num_items)
+    padded, rank = as_padded(name, baskets, num_items), columns[0] + columns[1] // 2 * 2
     sizes = np.sum(padded < num_items, axis=1)
     if len(sizes) and sizes.max() > rank:
         first = np.argmax(sizes > rank)
+        why = (
+            " (a skew matrix of odd size is singular: the last column of B counts for nothing)"
+            if columns[1] % 2
+            else ""
+        )
         raise ValueError(
-            f"{name}: {np.sum(sizes > rank)} baskets have more items than the rank of {rank} (columns of B count in "
-            f"pairs), which gives them probability zero (the first is basket {first} with {sizes[first]}); raise the "
-            f"rank or leave them out"
+            f"{name}: {np.sum(sizes > rank)} baskets have more items than the rank of {rank}{why}, which gives them "
+            f"probability zero (the first is basket {first} with {sizes[first]}); raise the rank or leave them out"
         )
     return padded
 
 
 def split_baskets(
-    baskets: Any, num_items: int, ranks: tuple[int, int], validation: Any, seed: int
+    baskets: Any, num_items: int, columns: tuple[int, int], validation: Any, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Baskets to learn from and baskets to judge by, checked, as padded subsets."""
-    rank = ranks[0] + ranks[1] // 2 * 2  # a skew matrix of odd size is singular
-    padded = _padded("baskets", baskets, num_items, rank)
+    padded = _padded("baskets", baskets, num_items, columns)
     if len(padded) < 2:
         raise ValueError(f"baskets: two baskets at least are needed, got {len(padded)}")
     if validation is not None and not np.isscalar(validation):
-        held_out = _padded("validation", validation, num_items, rank)
+        held_out = _padded("validation", validation, num_items, columns)
         if len(held_out) == 0:
             raise ValueError("validation: one basket at least is needed, got none")
         return padded, held_out
@@ -116,17 +155,18 @@ def training_data(settings: dict[str, Any], train: np.ndarray) -> tuple[Array, A
     num_items, length = settings["num_items"], settings["anchor"]
     # The directions are those that V starts from.
     anchor = length * directions(_keys(settings["seed"])[0], num_items, settings["rank"][0]) if length else None
-    return jnp.asarray(train), jnp.asarray(item_counts(train, num_items)), anchor
+    return jnp.asarray(train), jnp.asarray(counts_of_padded(train, num_items)), anchor
 
 
 class _Programs:
-    """The compiled steps, evaluations and kernels of SVI for one model, shape and batch size.
+    """The compiled steps, evaluations and kernels of SVI for one model, shape, batch size and smallest size.
 
     It holds no data: compiled methods and the object refer to one another, and memory is freed late.
     """
 
-    def __init__(self, model: str, num_items: int, rank: tuple[int, int], batch_size: int) -> None:
+    def __init__(self, model: str, num_items: int, rank: tuple[int, int], batch_size: int, min_size: int) -> None:
         self._kind, self._num_items, self._rank, self._batch_size = MODELS[model], num_items, rank, batch_size
+        self._min_size = min_size
         # No timing of several ways to multiply: the process that goes on from a checkpoint must take the same way.
         options: Any = {"xla_gpu_autotune_level": 0} if jax.default_backend() == "gpu" else None
         self.start = jax.jit(self._first_state, compiler_options=options)
@@ -140,7 +180,7 @@ class _Programs:
         return partial(self._kind.prior, rank=self._rank, **strengths)
 
     def _svi(self, numbers: dict[str, Any]) -> SVI:
-        model = partial(basket_model, prior=self._prior(numbers), batch_size=self._batch_size)
+        model = partial(_model, self._min_size, prior=self._prior(numbers), batch_size=self._batch_size)
         model = handlers.reparam(model, config=_ONE_SCALE)
         rate, num_steps = numbers["learning_rate"], numbers["num_steps"]
         adam = numpyro.optim.Adam(lambda step: rate * 0.5 * (1 + jnp.cos(jnp.pi * step / num_steps)))
@@ -182,12 +222,14 @@ class _Programs:
         self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any], held_out: Array, log_max_proposals: Any
     ) -> tuple[Array, Array]:
         dist = self._distribution(state, data, numbers)
-        value = dist.log_prob(held_out).mean()
+        value = dist.log_prob(held_out).mean() - _log_allowed(dist, self._min_size)
         if self._kind.prior is not ondpp_prior:
             return value, jnp.zeros(())
         log_proposals = log_expected_proposals(jnp.diagonal(dist.D, 1)[::2])
         if log_max_proposals is None:
             return value, numbers["gamma"] * log_proposals
+        # Given that a subset is not empty, the ratio of the two normalisers is that of what they have beyond one.
+        log_proposals += _log_allowed(dist, self._min_size, log_proposals) - _log_allowed(dist, self._min_size)
         return value, jnp.where(log_proposals > log_max_proposals, jnp.inf, 0.0)
 
 
@@ -199,7 +241,8 @@ class Learner:
 
     def __init__(self, settings: dict[str, Any], num_baskets: int) -> None:
         rank = tuple(settings["rank"])
-        self.programs = _programs(settings["model"], settings["num_items"], rank, settings["batch_size"])
+        shape = settings["num_items"], rank, settings["batch_size"]
+        self.programs = _programs(settings["model"], *shape, settings.get("min_size", 0))
         self._settings, self._num_baskets = settings, num_baskets
         names = (*MODELS[settings["model"]].strengths, "learning_rate", "num_steps")
         self.numbers = {name: float(settings[name]) for name in names}
@@ -235,6 +278,24 @@ class Learner:
 
 def _constraint(site: str) -> Any:
     return constraints.positive if site == "sigma" else constraints.real
+
+
+def _log_allowed(dist: NDPP, min_size: int, log_ratio: ArrayLike = 0.0) -> Array:
+    """log P(size ≥ min_size), for 0 or 1, of a distribution without limits whose normaliser is exp(log_ratio) larger.
+
+    P(∅) = 1 / det(I + L): one logarithm more, where the normaliser of a limited size takes many determinants.
+    """
+    log_normalizer = dist.log_normalizer + log_ratio
+    # A kernel of zeros, whose subsets are all empty, has a finite loss too.
+    least = jnp.finfo(log_normalizer.dtype).tiny
+    return jnp.log(-jnp.expm1(-jnp.maximum(log_normalizer, least))) if min_size else jnp.zeros((), log_normalizer.dtype)
+
+
+def _model(min_size: int, baskets: Array, *data: Any, **settings: Any) -> None:
+    """:func:`basket_model`, given that baskets have ``min_size`` items at least."""
+    dist = basket_model(baskets, *data, **settings)
+    if min_size:
+        numpyro.factor("not_empty", -len(baskets) * _log_allowed(dist, min_size))
 
 
 def _at_point(model: Callable[..., NDPP], sites: tuple[str, ...], *data: Any) -> None:

@@ -10,8 +10,9 @@ import math
 import os
 import time
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +21,13 @@ from jax import random
 from numpyro.infer.svi import SVIState
 from tqdm.auto import tqdm
 
+from numpyro_ndpp.baskets import Subsets, with_names
+from numpyro_ndpp.catalogue import catalogue_of
 from numpyro_ndpp.checkpoints import fingerprint, read_arrays, write_arrays
 from numpyro_ndpp.checks import finite_float, static_int
-from numpyro_ndpp.distributions import NDPP
-from numpyro_ndpp.learner import MODELS, Learner, split_baskets, training_data
+from numpyro_ndpp.fits import Fit
+from numpyro_ndpp.learner import MODELS, Learner, columns_of, smallest_size, split_baskets, training_data
 from numpyro_ndpp.priors import basket_model, item_counts, ndpp_prior, ondpp_prior, symmetric_prior, to_event_width
-from numpyro_ndpp.subsets import Subsets
 
 __all__ = [
     "Fit",
@@ -38,55 +40,15 @@ __all__ = [
     "to_event_width",
 ]
 
-_HISTORY = "history_"
-
-
-class Fit(NamedTuple):
-    """A learned kernel, and how it was learned."""
-
-    V: np.ndarray
-    B: np.ndarray
-    D: np.ndarray
-    history: dict[str, np.ndarray]
-    """One number for each evaluation: ``step``, ``loss`` (mean over the steps since the last one, per basket),
-    ``validation`` (mean log-likelihood of the held-out baskets), ``price`` (of rejections; the best evaluation has the
-    largest ``validation - price``) and ``seconds``."""
-    settings: dict[str, Any]
-
-    def distribution(self, **settings: Any) -> NDPP:
-        """The learned :class:`~numpyro_ndpp.NDPP`, with ``settings`` such as a sampler."""
-        return NDPP(self.V, self.B, self.D, **settings)
-
-    def save(self, path: str | Path) -> None:
-        """Write an npz file, whole or not at all.
-
-        :raises OSError: if it cannot be written; a file of that name stays as it was.
-        """
-        write_arrays(path, self._arrays(), self.settings)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Fit":
-        """What :meth:`save` wrote.
-
-        :raises ValueError: for any other file.
-        """
-        return cls._of_arrays(*read_arrays(path, ("V", "B", "D")))
-
-    def _arrays(self) -> dict[str, np.ndarray]:
-        return dict(zip("VBD", self[:3], strict=True)) | {_HISTORY + name: row for name, row in self.history.items()}
-
-    @classmethod
-    def _of_arrays(cls, arrays: dict[str, np.ndarray], settings: dict[str, Any]) -> "Fit":
-        history = {name.removeprefix(_HISTORY): arrays[name] for name in arrays if name.startswith(_HISTORY)}
-        return cls(arrays["V"], arrays["B"], arrays["D"], history, settings)
-
 
 def fit(
     baskets: Subsets,
-    num_items: int,
+    num_items: int | None = None,
     *,
+    items: Sequence[str] | None = None,
     model: str = "ndpp",
-    rank: int | tuple[int, int] = 100,
+    rank: int | tuple[int, int] = 200,
+    min_size: int | None = None,
     alpha: float | None = None,
     beta: float | None = None,
     gamma: float | None = None,
@@ -109,10 +71,17 @@ def fit(
     price of rejections). The best kernel is kept. The run ends early when the value has not risen ``patience`` times in
     a row. A step costs O(n d² + d³) for the normaliser and O(m d² + m² d + m³) for each basket of m.
 
-    :param baskets: lists of item numbers, or padded subsets (N, m).
-    :param num_items: the number n of items.
+    :param baskets: lists of item numbers, or any other form of :mod:`numpyro_ndpp.baskets`; those with names, as
+        :func:`~numpyro_ndpp.datasets.load_baskets` and :func:`~numpyro_ndpp.datasets.from_transactions` return them,
+        say how many items there are.
+    :param num_items: the number n of items, for baskets without names.
+    :param items: the name of every item; they go with the fit, into its file too.
     :param model: ``"ndpp"``, ``"ondpp"`` (orthogonal, for the rejection sampler) or ``"symmetric"`` (no B).
-    :param rank: the columns of V and of B; one number stands for both.
+    :param rank: the rank d of the learned distribution, its number of features and the size of the largest basket that
+        it allows for. Half of the d columns are V's, and half, in pairs, are B's; ``"symmetric"`` has all in V. Two
+        numbers are the columns of V and of B, whose sum is the rank (one of an odd number of B counts for nothing).
+    :param min_size: 1 learns the distribution given that baskets are not empty, P(S) = det L_S / (det(I + L) - 1), and
+        0 that of all baskets. None: 1 if the data have no empty basket, else 0.
     :param alpha, beta, gamma: the strengths of the priors of V and B, and of ondpp's price of rejections. The default
         does well for the model: 50 and 30 for ``"ndpp"``, 50, 0.01 and 0.5 for ``"ondpp"``, 10 for ``"symmetric"``.
     :param max_proposals: the most expected proposals with which a kernel of ondpp counts as the best. None: any number,
@@ -133,22 +102,28 @@ def fit(
         exists, the run goes on from it. On the same machine it then ends with the parameters of an uninterrupted run,
         to the last bit.
     :param progress_bar: whether to show a bar, with the last log-likelihood of the held-out baskets.
-    :raises ValueError: for fewer than two baskets, items out of range or repeated, baskets larger than the rank,
-        settings out of range or of another model, and a checkpoint of other data or settings.
+    :return: the kernel with the best evaluation; :meth:`Fit.distribution`, :meth:`Fit.recommend` and
+        :meth:`Fit.complete` use it.
+    :raises ValueError: for fewer than two baskets, items out of range or repeated, baskets larger than the rank, empty
+        baskets with ``min_size=1``, baskets without names where ``num_items`` is not given, settings out of range or of
+        another model, and a checkpoint of other data or settings, or of a version without ``min_size``.
     :raises TypeError: for items that are not integers.
     :raises OSError: if a checkpoint cannot be written; the last one stays as it was.
     :raises FloatingPointError: if the log-likelihood is not a number any more.
 
     >>> from numpyro_ndpp.datasets import simulate_baskets
     >>> shop = simulate_baskets(300)
-    >>> result = fit(shop.baskets, len(shop.items), rank=(6, 4), num_steps=100, progress_bar=False)
+    >>> result = fit(shop.baskets, items=shop.items, rank=10, num_steps=100, progress_bar=False)
     >>> result.distribution().rank
     10
+    >>> result.recommend(["bread"], 1)[0][0]
+    'butter'
     """
     if model not in MODELS:
         raise ValueError(f"model must be one of {sorted(MODELS)}, got {model!r}")
     kind = MODELS[model]
-    num_items, batch_size = static_int("num_items", num_items, 1), static_int("batch_size", batch_size, 1)
+    num_items, names = catalogue_of(baskets, num_items, items)
+    batch_size = static_int("batch_size", batch_size, 1)
     num_steps, patience = static_int("num_steps", num_steps, 1), static_int("patience", patience, 0)
     evaluate_every = static_int("evaluate_every", evaluate_every, 1)
     checkpoint_every = static_int("checkpoint_every", checkpoint_every, 1)
@@ -162,13 +137,14 @@ def fit(
             raise ValueError(f"{name} is no setting of model={model!r}")
         low = 1 if name == "max_proposals" else 0
         given[name] = finite_float(name, value, low, exclusive=name in ("alpha", "beta"))
-    ranks = _ranks(model, rank, num_items)
+    ranks = columns_of(model, rank, num_items)
     folder = None if checkpoint is None else Path(checkpoint).resolve().parent
     if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise ValueError(f"checkpoint: {folder} is not a folder that can be written to")
-    train, held_out = split_baskets(baskets, num_items, ranks, validation, seed)
+    # The names have been looked at; those of a table would be so again.
+    train, held_out = split_baskets(with_names(baskets)[0], num_items, ranks, validation, seed)
     settings: dict[str, Any] = {"model": model, "rank": list(ranks), "num_items": num_items, "max_proposals": None}
-    settings |= kind.strengths | given
+    settings |= kind.strengths | given | {"min_size": smallest_size(min_size, num_items, train, held_out)}
     settings |= {
         "anchor": anchor,
         "batch_size": batch_size,
@@ -187,10 +163,11 @@ def fit(
     learner = Learner(settings, len(train))
     data = training_data(settings, train)
     if checkpoint is not None and Path(checkpoint).exists():
-        state, result = _read_checkpoint(checkpoint, settings, learner.shapes())
+        state, result = _read_checkpoint(checkpoint, settings, names, learner.shapes())
     else:
         nothing, history = np.zeros((0, 0)), {name: np.zeros(0) for name in ("loss", "validation", "price", "seconds")}
-        state, result = learner.start(), Fit(nothing, nothing, nothing, {"step": np.zeros(0, int)} | history, settings)
+        history = {"step": np.zeros(0, int)} | history
+        state, result = learner.start(), Fit(nothing, nothing, nothing, history, settings, names)
     step = int(result.history["step"].max(initial=0))
     with tqdm(total=num_steps, initial=step, unit="step", disable=not progress_bar) as bar:
         while step < num_steps and not (patience and _since_best(result.history) >= patience):
@@ -209,7 +186,7 @@ def fit(
             since_best = _since_best(result.history)
             if since_best == 0:
                 V, B, D = learner.kernel(state, data)
-                result = Fit(V, B, D, result.history, settings)
+                result = result._replace(V=V, B=B, D=D)
             bar.update(number)
             bar.set_postfix(validation=f"{value:.3f}", since_best=since_best)
             due = step // checkpoint_every > (step - number) // checkpoint_every
@@ -254,31 +231,28 @@ def _since_best(history: dict[str, np.ndarray]) -> int:
 def _write_checkpoint(path: str | Path, result: Fit, state: SVIState) -> None:
     leaves = jax.tree.leaves(state._replace(rng_key=random.key_data(state.rng_key)))
     arrays = {f"state_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
-    write_arrays(path, arrays | result._arrays(), result.settings | {"step": int(result.history["step"][-1])})
+    write_arrays(path, arrays | result.arrays(), result.settings | {"step": int(result.history["step"][-1])})
 
 
-def _read_checkpoint(path: str | Path, settings: dict[str, Any], shapes: SVIState) -> tuple[SVIState, Fit]:
+def _read_checkpoint(
+    path: str | Path, settings: dict[str, Any], names: list[str] | None, shapes: SVIState
+) -> tuple[SVIState, Fit]:
     arrays, written = read_arrays(path, ("V", "B", "D"))
+    if "min_size" not in written:
+        raise ValueError(
+            f"checkpoint {path} is of an earlier version, whose fits had no min_size: end the run with that version, "
+            f"or start anew with another file"
+        )
     for name, value in settings.items():
         if written.get(name) != value:
             raise ValueError(
                 f"checkpoint {path} is of another run: its {name} is {written.get(name)!r}, here it is {value!r}"
             )
-    names = [f"state_{i}" for i in range(len(jax.tree.leaves(shapes)))]
-    missing = [name for name in names if name not in arrays]
+    places = [f"state_{i}" for i in range(len(jax.tree.leaves(shapes)))]
+    missing = [name for name in places if name not in arrays]
     if missing:
         raise ValueError(f"checkpoint {path} has no {missing[0]!r}: it is a saved fit, not a checkpoint")
     # One after the other, so that no more than one array is there twice.
-    state = jax.tree.unflatten(jax.tree.structure(shapes), [jnp.asarray(arrays.pop(name)) for name in names])
-    return state._replace(rng_key=random.wrap_key_data(state.rng_key)), Fit._of_arrays(arrays, settings)
-
-
-def _ranks(model: str, rank: int | tuple[int, int], num_items: int) -> tuple[int, int]:
-    pair = rank if isinstance(rank, (tuple, list)) else (rank, rank)
-    if len(pair) != 2:
-        raise ValueError(f"rank must be a number of columns or two, of V and of B, got {rank!r}")
-    # An orthogonal B of as many columns as items would leave nothing to V.
-    most = num_items - 1 if model == "ondpp" else None
-    first = static_int("rank (columns of V)", pair[0], 1)
-    second = static_int("rank (columns of B)", pair[1], 0, most, "num_items - 1")
-    return first, 0 if model == "symmetric" else second
+    state = jax.tree.unflatten(jax.tree.structure(shapes), [jnp.asarray(arrays.pop(name)) for name in places])
+    result = Fit.of_arrays(arrays, settings)._replace(items=names)
+    return state._replace(rng_key=random.wrap_key_data(state.rng_key)), result

@@ -22,11 +22,20 @@ from jax.typing import ArrayLike
 from numpyro.distributions import Distribution
 
 from numpyro_ndpp.base import SubsetDistribution
+from numpyro_ndpp.baskets import Subsets
 from numpyro_ndpp.checks import check_distribution, finite_float, static_int
-from numpyro_ndpp.subsets import Subsets, as_padded, pad_subsets, to_multihot
+from numpyro_ndpp.held_out import hold_out, popularity
+from numpyro_ndpp.subsets import as_padded, pad_subsets, to_multihot
 from numpyro_ndpp.widths import narrowing_widths
 
-__all__ = ["Estimate", "mean_log_likelihood", "mean_percentile_rank", "subset_auc"]
+__all__ = [
+    "Estimate",
+    "hold_out",
+    "mean_log_likelihood",
+    "mean_percentile_rank",
+    "popularity",
+    "subset_auc",
+]
 
 # At most so many scores, one for each pair of a basket and an item, are held at once.
 _SCORES = 2**24
@@ -90,6 +99,7 @@ def mean_log_likelihood(
 ) -> Estimate:
     """The mean of log P(basket), with an interval of the given level.
 
+    :param baskets: of any form of :mod:`numpyro_ndpp.baskets`, as in the other metrics.
     :param level: the probability of the bootstrap interval, between 0 and 1.
     :param num_bootstraps: how many times baskets are drawn anew for it. With 0 its ends are NaN.
     :param seed: the seed of these draws.
@@ -178,10 +188,10 @@ def mean_percentile_rank(
 ) -> Estimate:
     """Where a hidden item of a basket stands among the items that could join the rest: 100 is first, 50 is chance.
 
-    :param dist: a distribution, or a score for every item (n,) whatever the rest, such as its popularity. Ties favour
-        the hidden item by the paper's definition and go against it by the reference. Break them if there are many, as
-        among the counts of rare items.
-    :param baskets: those of one item or none are passed over.
+    :param dist: a distribution, or a score for every item (n,) whatever the rest, such as its :func:`popularity`. Ties
+        favour the hidden item by the paper's definition and go against it by the reference. Break them if there are
+        many, as among the counts of rare items.
+    :param baskets: of any form of :mod:`numpyro_ndpp.baskets`; those of one item or none are passed over.
     :param definition: ``"paper"``: a random item is hidden, and its rank is the share of the items outside the rest
         that are no likelier than it. ``"reference"``, the authors' code: the item with the largest number is hidden,
         its rank is the share of the possible items that are less likely, and the mean is over the means of three groups

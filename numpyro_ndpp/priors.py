@@ -42,25 +42,31 @@ from numpyro.distributions import ImproperUniform, Normal, TransformedDistributi
 from numpyro.distributions.transforms import AffineTransform
 from numpyro.util import not_jax_tracer
 
+from numpyro_ndpp.baskets import Subsets
 from numpyro_ndpp.checks import finite_float
 from numpyro_ndpp.distributions import NDPP
 from numpyro_ndpp.linalg import matmul
-from numpyro_ndpp.subsets import check_items
+from numpyro_ndpp.subsets import as_padded
 
 __all__ = ["basket_model", "item_counts", "ndpp_prior", "ondpp_prior", "symmetric_prior", "to_event_width"]
 
 
-def item_counts(baskets: ArrayLike, num_items: int) -> np.ndarray:
-    """How many of the padded baskets (N, m) hold each item, (n,). An item that none holds counts 1, as published.
+def item_counts(baskets: Subsets, num_items: int) -> np.ndarray:
+    """How many of the baskets hold each item, (n,). An item that none holds counts 1, as published. O(entries).
 
+    :param baskets: padded baskets (N, m), or any other form of :mod:`numpyro_ndpp.baskets`.
     :raises ValueError: for items out of range, or repeated within a basket.
     :raises TypeError: for items that are not integers.
 
     >>> item_counts(np.array([[0, 2], [2, 3]]), num_items=3)
     array([1, 1, 2])
     """
-    items = np.asarray(check_items("baskets", baskets, num_items))
-    return np.maximum(np.bincount(items.ravel(), minlength=num_items + 1)[:num_items], 1)
+    return counts_of_padded(as_padded("baskets", baskets, num_items), num_items)
+
+
+def counts_of_padded(padded: np.ndarray, num_items: int) -> np.ndarray:
+    """:func:`item_counts` of padded baskets that are known to be proper."""
+    return np.maximum(np.bincount(padded.ravel(), minlength=num_items + 1)[:num_items], 1)
 
 
 def _item_scale(counts: ArrayLike, num_baskets: int) -> Array:

@@ -6,7 +6,6 @@ is no subset.
 """
 
 import reprlib
-from collections.abc import Iterable, Sequence
 from functools import partial
 
 import jax
@@ -16,22 +15,23 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.util import not_jax_tracer
 
+from numpyro_ndpp.baskets import Subsets, item_rows
 from numpyro_ndpp.checks import static_int
-
-Subsets = Sequence[Sequence[int] | np.ndarray] | np.ndarray | Array
 
 __all__ = ["from_multihot", "pad_subsets", "to_multihot", "unpad_subsets"]
 
 
-def pad_subsets(subsets: Iterable[Sequence[int] | np.ndarray], num_items: int, width: int | None = None) -> Array:
-    """Lists of item numbers as one array of padded subsets.
+def pad_subsets(subsets: Subsets, num_items: int, width: int | None = None) -> Array:
+    """Sets of items as one array of padded subsets.
 
-    :param subsets: one sequence of item numbers for each subset, in any order; an empty one is the empty set.
+    :param subsets: one list of item numbers for each subset, in any order, or any other form of
+        :mod:`numpyro_ndpp.baskets`; an empty one is the empty set.
     :param num_items: the size n of the catalogue; items are 0 .. n-1.
     :param width: the length to pad to; by default that of the largest subset.
     :return: an int32 array (number of subsets, width), each row increasing and filled up with ``num_items``.
     :raises ValueError: for an item out of range, an item repeated within a subset, a subset longer than ``width``, or
-        a number in place of a subset; the message names the row.
+        a number in place of a subset; the message names the row. Also for a matrix that is none of zeros and ones or
+        has another number of columns.
     :raises TypeError: for items that are not integers, and for ``subsets`` that cannot be gone through.
 
     >>> pad_subsets([[2, 0], [], [3]], num_items=4)
@@ -39,23 +39,18 @@ def pad_subsets(subsets: Iterable[Sequence[int] | np.ndarray], num_items: int, w
            [4, 4],
            [3, 4]], dtype=int32)
     """
-    return jnp.asarray(_padded("subsets", subsets, num_items, width))
+    return jnp.asarray(as_padded("subsets", subsets, num_items, width))
 
 
-def _padded(
-    name: str, subsets: Iterable[Sequence[int] | np.ndarray], num_items: int, width: int | None = None
-) -> np.ndarray:
+def as_padded(name: str, subsets: Subsets, num_items: int, width: int | None = None) -> np.ndarray:
+    """Baskets of any form of :mod:`numpyro_ndpp.baskets` as padded rows (s, m), int32. O(entries log entries).
+
+    :raises ValueError: for items out of range or repeated, and for arrays of another form.
+    :raises TypeError: for items that are not integers.
+    """
     num_items = static_int("num_items", num_items, 0)
-    try:
-        rows = [np.asarray(subset) for subset in subsets]
-    except TypeError:
-        raise TypeError(f"{name} must be lists of items, got {subsets!r}") from None
+    rows = item_rows(name, subsets, num_items)
     lengths = np.array([row.size for row in rows], dtype=np.int64)
-    for i, row in enumerate(rows):
-        if row.ndim != 1:
-            raise ValueError(f"{name}: row {i} must be a list of items, got {row.tolist()!r}")
-        if row.size and not np.issubdtype(row.dtype, np.integer):
-            raise TypeError(f"{name}: row {i} has items of type {row.dtype}; item numbers are integers")
     longest = int(lengths.max(initial=0))
     width = longest if width is None else static_int("width", width, 0)
     if longest > width:
@@ -72,27 +67,13 @@ def _padded(
     repeated = (items[1:] == items[:-1]) & (row_of[1:] == row_of[:-1])
     if repeated.any():
         j = int(np.argmax(repeated))
-        raise ValueError(f"{name}: row {row_of[j]} has item {items[j]} more than once")
+        # Rows as long as the catalogue, each with an item twice, are mostly no sets of items.
+        way_out = "; a matrix of zeros and ones must be one array, and counts become one by matrix > 0"
+        is_matrix = num_items > 0 and bool((lengths == num_items).all())
+        raise ValueError(f"{name}: row {row_of[j]} has item {items[j]} more than once{way_out if is_matrix else ''}")
     padded = np.full((len(rows), width), num_items, np.int32)
     padded[np.arange(width) < lengths[:, None]] = items
     return padded
-
-
-def as_padded(name: str, subsets: Subsets, num_items: int) -> np.ndarray:
-    """Lists of items, or padded rows (s, m), as padded rows.
-
-    :raises ValueError: for items out of range or repeated, or an array without two dimensions.
-    :raises TypeError: for items that are not integers.
-    """
-    if isinstance(subsets, (np.ndarray, Array)):
-        rows = np.asarray(subsets)
-        if rows.dtype == object and rows.ndim == 1:  # lists of different lengths
-            return _padded(name, rows.tolist(), num_items)
-        if rows.ndim != 2:
-            raise ValueError(f"{name} must be lists of items or padded subsets (s, m), got shape {rows.shape}")
-        present = [row[row != num_items] for row in rows]
-        subsets = [row.tolist() for row in present] if rows.dtype == object else present
-    return _padded(name, subsets, num_items)
 
 
 def unpad_subsets(values: ArrayLike, num_items: int) -> list:

@@ -102,7 +102,7 @@ def test_a_strong_prior_holds_features_at_the_anchor(shop, anchor):
 
 
 def test_saved_and_loaded(shop, tmp_path):
-    result = fit(shop.baskets, np.int64(12), seed=np.int32(0), alpha=np.float32(50), **SMALL | {"rank": np.array(4)})
+    result = fit(shop.baskets, np.int64(12), seed=np.int32(0), alpha=np.float32(50), **SMALL | {"rank": np.array(8)})
     result.save(tmp_path / "kernel.npz")
     loaded = Fit.load(tmp_path / "kernel.npz")
     assert loaded.settings == result.settings
@@ -258,7 +258,7 @@ def test_checkpoint_of_another_run_is_refused(shop, tmp_path):
         ([[0]], {}, "two baskets at least are needed, got 1"),
         ([[0], [7]], {}, "baskets: row 1 has item 7; items must be 0 to 4"),
         ([[0], [1, 1]], {}, "row 1 has item 1 more than once"),
-        ([[0], [0, 1, 2]], {"rank": 1}, "1 baskets have more items than the rank of 1 .*first is basket 1 with 3"),
+        ([[0], [0, 1, 2]], {"rank": 1}, "1 baskets have more items than the rank of 1, .*first is basket 1 with 3"),
         ([[0], [1]], {"model": "dpp"}, "model must be one of .* got 'dpp'"),
         ([[0], [1]], {"rank": (0, 4)}, r"rank \(columns of V\) must be at least 1, got 0"),
         (
@@ -280,8 +280,12 @@ def test_checkpoint_of_another_run_is_refused(shop, tmp_path):
             {"max_proposals": 0.5, "model": "ondpp"},
             "max_proposals must be a finite number at least 1, got 0.5",
         ),
-        ([[0], [1]], {"rank": "two"}, r"rank \(columns of V\) must be a Python integer, got 'two'"),
-        ([[0], [1]], {"rank": (2, 3, 4)}, r"rank must be a number of columns or two, of V and of B, got \(2, 3, 4\)"),
+        ([[0], [1]], {"rank": "two"}, "rank must be a Python integer, got 'two'"),
+        (
+            [[0], [1]],
+            {"rank": (2, 3, 4)},
+            r"rank must be one number or two, the columns of V and of B, got \(2, 3, 4\)",
+        ),
         ([[0], [1]], {"patience": True}, "patience must be a Python integer, got True"),
         ([[0], [1]], {"model": "ondpp", "rank": (2, 3)}, "even number of columns in B, got 3"),
         (

@@ -250,9 +250,9 @@ def test_priors_within_a_plate_are_those_of_each_kernel(prior, sites, alpha):
 
 def test_counts_of_items_out_of_range_are_refused():
     for baskets in ([[0, 9]], [[-1, 2]]):
-        with pytest.raises(ValueError, match=r"baskets has item -?\d; items must be 0 to 2 \(3 is padding\)"):
+        with pytest.raises(ValueError, match=r"baskets: row 0 has item -?\d; items must be 0 to 2"):
             item_counts(np.array(baskets), 3)
-    with pytest.raises(TypeError, match="baskets must hold integer item numbers, got float64"):
+    with pytest.raises(TypeError, match="baskets: row 0 has items of type float64; item numbers are integers"):
         item_counts(np.array([[0.5, 2.7]]), 3)
     assert item_counts(np.zeros((0, 2)), 3).tolist() == [1, 1, 1]
 

@@ -1,36 +1,26 @@
-"""Baskets in files of our own formats: npz with ``indptr``, ``indices`` and ``items``, or text, one basket per line."""
+"""Baskets in files: npz with ``indptr``, ``indices`` and ``items``, or text of either layout."""
 
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from numpyro_ndpp.baskets import Baskets, Subsets
+from numpyro_ndpp.catalogue import item_names
 from numpyro_ndpp.checkpoints import read_npz, write_whole
 from numpyro_ndpp.checks import static_int
-from numpyro_ndpp.datasets.lines import MOST_DIGITS, numbered_lines
-from numpyro_ndpp.subsets import Subsets, as_padded
+from numpyro_ndpp.datasets.text import is_table_of_orders, read_lines, read_orders
+from numpyro_ndpp.subsets import as_padded
 
-# Item numbers have 32 bits, and one more stands for padding.
-_MOST_ITEMS = 2**31 - 1
-# Numbers may have gaps: items that are never bought. They are codes if less than one in so many is met.
-_SPARSEST, _FEW_ITEMS = 100, 20_000
 _ZIP = b"PK\x03\x04"  # how every npz file starts
-
-
-class Baskets(NamedTuple):
-    """Baskets as lists of item numbers, the name of every item, and how many were dropped, by reason."""
-
-    baskets: list[list[int]]
-    items: list[str]
-    dropped: dict[str, int]
 
 
 def save_baskets(path: str | Path, baskets: Subsets, items: Sequence[str]) -> None:
     """Write an npz file that :func:`load_baskets` reads, whole or not at all.
 
-    :param baskets: lists of item numbers, or padded subsets (N, m).
+    :param baskets: lists of item numbers, or any other form of :mod:`numpyro_ndpp.baskets`.
     :param items: the name of every item.
     :raises ValueError: for items out of range or repeated within a basket, and for a name that ends in a null byte.
     :raises TypeError: for items that are not integers, and one text in place of names.
@@ -42,15 +32,7 @@ def save_baskets(path: str | Path, baskets: Subsets, items: Sequence[str]) -> No
     >>> load_baskets(path).baskets
     [[0, 1], [1]]
     """
-    if isinstance(items, (str, bytes)):
-        raise TypeError(f"items must be the names of all items, got one text, {items!r}")
-    items = list(items)
-    nested = [name for name in items if np.ndim(name)]
-    if nested:
-        raise TypeError(f"items must be a name for each item, got {nested[0]!r} for one")
-    ended = [name for name in items if isinstance(name, (str, bytes)) and name[-1:] in ("\0", b"\0")]
-    if ended:
-        raise ValueError(f"items: {ended[0]!r} ends in a null byte, which a file of names does not keep")
+    items = item_names(items)
     rows = [row[row < len(items)] for row in as_padded("baskets", baskets, len(items))]
     indptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     indices = np.concatenate([*rows, np.zeros(0, np.int32)])
@@ -59,21 +41,37 @@ def save_baskets(path: str | Path, baskets: Subsets, items: Sequence[str]) -> No
 
 
 def load_baskets(
-    path: str | Path, *, catalogue: str | Path | Sequence[str] | None = None, max_size: int | None = None
+    path: str | Path,
+    *,
+    catalogue: str | Path | Sequence[str] | None = None,
+    max_size: int | None = None,
+    layout: str | None = None,
+    order: str | None = None,
+    item: str | None = None,
+    progress_bar: bool = False,
 ) -> Baskets:
-    """Baskets from a file.
+    """Baskets from a file. O(entries).
 
-    An npz file holds ``indptr`` (b+1,), ``indices`` and the names ``items`` (n,): basket i has the items
-    ``indices[indptr[i]:indptr[i+1]]``. Any other file is text with one basket per line. Commas separate its items; a
-    line without commas is one name of the catalogue, or has blanks between its items. Empty lines are passed over. An
-    item that a basket names twice counts once.
+    - npz: ``indptr`` (b+1,), ``indices`` and the names ``items`` (n,). Basket i has the items
+      ``indices[indptr[i]:indptr[i+1]]``.
+    - Text with one basket per line. Commas separate its items. A line without commas is one name, or has blanks between
+      numbers. Items are numbers from 0 on, or names; if they are names without a catalogue, the catalogue is what is
+      met, in the order of the alphabet.
+    - Text or xlsx with a line for each item of each order, in two columns that commas, semicolons or tabs separate. It
+      is known by its header, such as ``order,item``, or by ``order`` and ``item``. Items are names.
 
-    :param catalogue: the names of all items, or a text file with one name per line, for text that names items. Without
-        it items are numbers from 0 on.
+    Empty lines are passed over. An item that a basket names twice counts once.
+
+    :param catalogue: the names of all items, or a text file with one name per line, for text with one basket per line.
     :param max_size: the most items of a basket; a larger one is refused.
+    :param layout: ``"baskets"`` (one per line) or ``"orders"`` (a line for each item of each order), for text; None: as
+        the file looks. It must be given where every line has two items and there is no header, which may be either.
+    :param order, item: the columns with the order and the item, by their names in the header, if there are more.
+    :param progress_bar: whether to show a bar for a large file of orders.
     :raises ValueError: for an empty file, an item that is no number or not in the catalogue, a basket that is too
         large; the message names the file and the line. Also for a catalogue with a blank or repeated name, or beside
-        npz, which has its own. Without a catalogue also for codes: numbers past two million and past a hundred times
+        npz or orders, which have their own; for text that may be of either layout; for numbers among names, and names
+        without any comma. Without a catalogue also for codes: numbers past two million and past a hundred times
         the number of items met.
 
     >>> import pathlib, tempfile
@@ -81,16 +79,35 @@ def load_baskets(
     >>> _ = path.write_text("tea, milk" + chr(10) + "tea" + chr(10))
     >>> load_baskets(path, catalogue=["milk", "sugar", "tea"]).baskets
     [[0, 2], [2]]
+    >>> _ = path.write_text(chr(10).join(["order,item", "7,tea", "7,milk", "8,tea"]))
+    >>> load_baskets(path)
+    Baskets(baskets=[[0, 1], [1]], items=['milk', 'tea'], dropped={})
     """
     path, max_size = Path(path), None if max_size is None else static_int("max_size", max_size, 0)
+    if layout not in (None, "baskets", "orders"):
+        raise ValueError(f"layout must be 'baskets' or 'orders', got {layout!r}")
+    if (order is None) != (item is None):
+        raise ValueError(f"order and item are given together, got order={order!r} and item={item!r}")
     with path.open("rb") as file:
-        is_npz = path.suffix.lower() == ".npz" or file.read(len(_ZIP)) == _ZIP
-    if is_npz and catalogue is not None:
-        raise ValueError(f"catalogue is for text; {path} is an npz file, which has the names of its items")
+        is_sheet = path.suffix.lower() == ".xlsx"
+        is_npz = not is_sheet and (path.suffix.lower() == ".npz" or file.read(len(_ZIP)) == _ZIP)
+    if is_npz and (catalogue is not None or layout is not None or order is not None):
+        given = "catalogue" if catalogue is not None else "layout" if layout is not None else "order"
+        raise ValueError(f"{given} is for text; {path} is an npz file, which has the names of its items")
+    is_orders = is_sheet or layout == "orders" or order is not None
+    if not (is_npz or is_orders) and layout is None and catalogue is None:
+        is_orders = is_table_of_orders(path)
+    if is_orders and layout == "baskets":
+        raise ValueError(f"order and item are for layout='orders', got layout='baskets' for {path}")
+    if is_orders and catalogue is not None:
+        raise ValueError(f"catalogue is for one basket per line; the orders of {path} name their items")
     if is_npz:
         baskets, items, what = *_from_npz(path), "basket"
+    elif is_orders:
+        found = read_orders(path, order, item, progress_bar)
+        baskets, items, what = list(enumerate(found.baskets)), found.items, "basket"
     else:
-        baskets, items, what = *_from_text(path, catalogue), "line"
+        baskets, items, what = *read_lines(path, catalogue), "line"
     if not baskets:
         raise ValueError(f"{path} has no baskets")
     for place, basket in baskets:
@@ -129,53 +146,3 @@ def _from_npz(path: Path) -> tuple[list[tuple[int, list[int]]], list[str]]:
     if items.dtype.kind == "S":
         items = np.char.decode(items, "utf-8", "replace")
     return list(enumerate(rows)), [str(name) for name in items]
-
-
-def _from_text(
-    path: Path, catalogue: str | Path | Sequence[str] | None
-) -> tuple[list[tuple[int, list[int]]], list[str]]:
-    numbers: dict[str, int] = {}
-    if isinstance(catalogue, (str, Path)):
-        catalogue = [line for _, line in numbered_lines(Path(catalogue), progress_bar=False)]
-    names = None if catalogue is None else [str(name).strip() for name in catalogue]  # as the words of a line are
-    for number, name in enumerate(names or ()):
-        if not name:
-            raise ValueError(f"catalogue: name {number} is blank")
-        if name in numbers:
-            raise ValueError(f"catalogue: {name!r} is there more than once")
-        numbers[name] = number
-    baskets = []
-    for place, line in numbered_lines(path, progress_bar=False):
-        basket, line = set(), line.strip()
-        if "\r" in line:
-            raise ValueError(f"{path}, line {place}: lines must end with a line feed, not with a carriage return alone")
-        words = line.removesuffix(",").split(",") if "," in line else line.split()
-        if line in numbers:
-            words = [line]  # a name may have blanks
-        for word in map(str.strip, words):
-            if names is not None:
-                if word not in numbers:
-                    raise ValueError(f"{path}, line {place}: {word!r} is not in the catalogue")
-                basket.add(numbers[word])
-            elif not word.isdecimal():
-                raise ValueError(
-                    f"{path}, line {place}: {word!r} is no item number; names need a catalogue of all items"
-                )
-            elif len(word) > MOST_DIGITS or int(word) >= _MOST_ITEMS:
-                raise ValueError(
-                    f"{path}, line {place}: {word[:40]} is too large for an item number; codes need a catalogue of all "
-                    f"items"
-                )
-            else:
-                basket.add(int(word))
-        baskets.append((place, sorted(basket)))
-    if names is not None:
-        return baskets, names
-    items = set(itertools.chain.from_iterable(basket for _, basket in baskets))
-    num_items = 1 + max(items, default=-1)
-    if num_items > _SPARSEST * max(len(items), _FEW_ITEMS):
-        raise ValueError(
-            f"{path}: {len(items)} items have numbers up to {num_items - 1}; codes need a catalogue of all items (for "
-            f"numbers that are meant, map(str, range({num_items})))"
-        )
-    return baskets, [str(number) for number in range(num_items)]

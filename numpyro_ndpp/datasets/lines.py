@@ -39,21 +39,32 @@ def numbered_lines(path: Path, progress_bar: bool) -> Iterator[tuple[int, str]]:
             raise ValueError(f"{path}: not a whole gzip file ({error})") from error
 
 
-def table_rows(path: Path, wanted: Sequence[str], progress_bar: bool) -> Iterator[tuple[int, tuple[str, ...]]]:
+def delimiter_of(line: str) -> str:
+    """The comma, semicolon or tab that separates the fields of a line; empty if there is none of them."""
+    return next((delimiter for delimiter in ",;\t" if delimiter in line), "")
+
+
+def plain_rows(path: Path, progress_bar: bool, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
+    """The rows of a csv or xlsx table, its header among them, with the line of each row."""
+    if path.suffix.lower() == ".xlsx":
+        return _sheet_rows(path, progress_bar)
+    # A quoted field may hold line ends: the csv reader takes as many lines as it needs.
+    numbered = numbered_lines(path, progress_bar)
+    place = [0]
+
+    def texts() -> Iterator[str]:
+        for place[0], text in numbered:
+            yield text
+
+    return _csv_rows(path, csv.reader(texts(), delimiter=delimiter, strict=True), place)
+
+
+def table_rows(
+    path: Path, wanted: Sequence[str], progress_bar: bool, delimiter: str = ","
+) -> Iterator[tuple[int, tuple[str, ...]]]:
     """The wanted columns of a csv or xlsx table, with the line of each row."""
     is_sheet = path.suffix.lower() == ".xlsx"
-    if is_sheet:
-        rows: Iterator[tuple[int, list[str]]] = _sheet_rows(path, progress_bar)
-    else:
-        # A quoted field may hold line ends: the csv reader takes as many lines as it needs.
-        numbered = numbered_lines(path, progress_bar)
-        place = [0]
-
-        def texts() -> Iterator[str]:
-            for place[0], text in numbered:
-                yield text
-
-        rows = _csv_rows(path, csv.reader(texts(), strict=True), place)
+    rows = plain_rows(path, progress_bar, delimiter)
     header = next(rows, (0, []))[1]
     missing = [name for name in wanted if name not in header]
     if missing:

@@ -7,16 +7,11 @@ as in the papers. What is dropped is counted and printed.
 import json
 import math
 import re
-import sys
-from array import array
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-
-from numpyro_ndpp.checks import static_int
-from numpyro_ndpp.datasets.files import Baskets
-from numpyro_ndpp.datasets.lines import MOST_DIGITS, numbered_lines, table_rows
+from numpyro_ndpp.baskets import Baskets
+from numpyro_ndpp.datasets.collected import Collected
+from numpyro_ndpp.datasets.lines import numbered_lines, table_rows
 
 
 def load_uk_retail(path: str | Path, *, max_size: int | None = 100, progress_bar: bool = True) -> Baskets:
@@ -32,7 +27,7 @@ def load_uk_retail(path: str | Path, *, max_size: int | None = 100, progress_bar
     """
     wanted = ("InvoiceNo", "StockCode", "Description", "Quantity")
     names: dict[str, dict[str, int]] = {}
-    collected = _Collected(path, max_size)
+    collected = Collected(path, max_size)
     for line, (invoice, code, description, quantity) in table_rows(Path(path), wanted, progress_bar):
         try:
             number = float(quantity)
@@ -58,7 +53,7 @@ def load_recipes(path: str | Path, *, max_size: int | None = 100, progress_bar: 
 
     Parameters and errors are those of :func:`load_uk_retail`.
     """
-    collected = _Collected(path, max_size, by_number=True)
+    collected = Collected(path, max_size, by_number=True)
     for line, (recipe, ids) in table_rows(Path(path), ("id", "ingredient_ids"), progress_bar):
         if not re.fullmatch(r"\s*\[\s*(\d+\s*(,\s*\d+\s*)*)?\]\s*", ids):
             raise ValueError(f"{path}, line {line}: ingredient_ids is {ids[:40]!r}, not a list of numbers like [1, 2]")
@@ -82,7 +77,7 @@ def load_instacart(
     for line, (product, name) in table_rows(Path(products), columns, progress_bar):
         if names.setdefault(product, name) != name:
             raise ValueError(f"{products}, line {line}: product {product!r} is {name!r}, and was {names[product]!r}")
-    collected = _Collected(orders, max_size, by_number=True)
+    collected = Collected(orders, max_size, by_number=True)
     for line, (order, product) in table_rows(Path(orders), ("order_id", "product_id"), progress_bar):
         if product not in names:
             raise ValueError(f"{orders}, line {line}: product {product!r} is not in {products}")
@@ -96,7 +91,7 @@ def load_million_song(path: str | Path, *, max_size: int | None = 100, progress_
     The catalogue has the songs of the baskets that are kept, as published. Other parameters and errors are those of
     :func:`load_uk_retail`.
     """
-    collected = _Collected(path, max_size)
+    collected = Collected(path, max_size)
     for number, line in numbered_lines(Path(path), progress_bar):
         fields = line.rstrip("\r\n").split("\t")
         if len(fields) != 3:
@@ -113,7 +108,7 @@ def load_goodreads(path: str | Path, *, max_size: int | None = 100, progress_bar
     that are kept. Other parameters and errors are those of :func:`load_uk_retail`.
     """
     path, unreviewed = Path(path), "books that were not reviewed"
-    collected = _Collected(path, max_size, by_number=True)
+    collected = Collected(path, max_size, by_number=True)
     if ".json" in map(str.lower, path.suffixes):
         for number, line in numbered_lines(path, progress_bar):
             try:
@@ -137,58 +132,3 @@ def load_goodreads(path: str | Path, *, max_size: int | None = 100, progress_bar
             else:
                 collected.drop(unreviewed)
     return collected.baskets(only_kept=True)
-
-
-class _Collected:
-    """Pairs of a basket and an item, as they are read, in two arrays of numbers."""
-
-    def __init__(self, path: str | Path, max_size: int | None, *, by_number: bool = False) -> None:
-        self.path, self.by_number = path, by_number
-        self.max_size = None if max_size is None else static_int("max_size", max_size, 0)
-        self.dropped: dict[str, int] = {}
-        self.of_basket: dict[str, int] = {}
-        self.of_item: dict[str, int] = {}
-        self.pairs = array("q"), array("q")
-
-    def add(self, line: int, basket: str, item: str) -> None:
-        if not basket.strip() or not item.strip():
-            raise ValueError(f"{self.path}, line {line}: the {'item' if basket.strip() else 'basket'} has no name")
-        if self.by_number and not (item.isdecimal() and len(item) <= MOST_DIGITS):
-            raise ValueError(f"{self.path}, line {line}: {item[:40]!r} is no item number")
-        self.pairs[0].append(self.of_basket.setdefault(basket, len(self.of_basket)))
-        self.pairs[1].append(self.of_item.setdefault(item, len(self.of_item)))
-
-    def drop(self, reason: str, number: int = 1) -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + number
-
-    def _said(self) -> str:
-        """The end of a sentence that says what was dropped; empty if nothing was."""
-        counted = ", ".join(f"{number:,} {reason}" for reason, number in self.dropped.items())
-        return counted and f"; dropped: {counted}"
-
-    def baskets(self, name: Callable[[str], str] = str, *, only_kept: bool = False) -> Baskets:
-        """The baskets that are small enough, with the items in the order of their codes."""
-        path = self.path
-        if not self.of_basket:
-            raise ValueError(f"{path} has no baskets" + self._said())
-        rows, items = (np.frombuffer(numbers, dtype=np.int64) for numbers in self.pairs)
-        if self.max_size is not None:
-            large = np.bincount(rows) > self.max_size
-            if large.all():
-                raise ValueError(f"{path} has no baskets of at most {self.max_size} lines" + self._said())
-            if large.any():
-                self.drop(f"baskets with more than {self.max_size} lines", int(large.sum()))
-            rows, items = rows[~large[rows]], items[~large[rows]]
-        codes = list(self.of_item)
-        if only_kept:
-            used = np.unique(items)
-            codes, items = [codes[i] for i in used], np.searchsorted(used, items)
-        order = sorted(range(len(codes)), key=lambda i: int(codes[i]) if self.by_number else codes[i])
-        place = np.empty(len(codes), np.int64)
-        place[order] = np.arange(len(codes))
-        rows, items = np.divmod(np.unique(rows * len(codes) + place[items]), len(codes))
-        starts = np.flatnonzero(np.diff(rows, prepend=-1))
-        baskets = [row.tolist() for row in np.split(items, starts[1:])]
-        if self.dropped:
-            print(f"{path}: {len(baskets):,} baskets of {len(codes):,} items" + self._said(), file=sys.stderr)
-        return Baskets(baskets, [name(codes[i]) for i in order], self.dropped)
