@@ -9,7 +9,7 @@ import numpy as np
 from jax import Array
 from numpyro.distributions import Distribution
 from numpyro.distributions.util import lazy_property
-from numpyro.util import find_stack_level, not_jax_tracer
+from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.checks import check_is_small
 from numpyro_ndpp.conditioning import are_distinct, sorted_together
@@ -219,8 +219,9 @@ class OfKernels(Distribution):
         its probability is zero, as for items that exclude each other.
         """
         inside = self.support(value)
-        if not_jax_tracer(inside) and (reason := self._why_outside(np.asarray(value))):
-            warnings.warn(f"{reason}; its log-probability is -inf", stacklevel=find_stack_level())
+        is_fine = not not_jax_tracer(inside) or (np.all(inside) and self._pinned is None)
+        if not is_fine and (reason := self._why_outside(np.asarray(value))):
+            warnings.warn(f"{reason}; its log-probability is -inf", stacklevel=3)  # who called log_prob
         return inside
 
     def _why_outside(self, value: np.ndarray) -> str | None:
