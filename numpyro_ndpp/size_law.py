@@ -170,7 +170,7 @@ def log_weights_of_sizes(target: Target) -> Array:
 
 
 def size_log_probs(target: Target) -> Array:
-    """log P(|T| = s) for s = 0 .. d (d+1,)."""
+    """log P(T has s items) for s = 0 .. d (d+1,)."""
     log_e = log_weights_of_sizes(target)
     # What is impossible is for the normaliser to say. A size of probability zero is missing in the derivatives of this
     # sum, and is not in the normaliser's.

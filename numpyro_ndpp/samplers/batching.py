@@ -76,12 +76,10 @@ def by_size(draw: Callable[[Array, Array], Array], chunk: int, number: Array | i
     return jnp.zeros_like(drawn).at[order].set(drawn, unique_indices=True)
 
 
-def until_accepted(
-    attempt: Callable[[Array], tuple[Array, Array]], key: Array, possible: Array, most: int, width: int
-) -> Array:
+def until_accepted(attempt: Callable[[Array], tuple[Array, Array]], possible: Array, most: int, width: int) -> Array:
     """The first subset (width,) that is accepted; -1 throughout if none is.
 
-    :param attempt: a subset, by a key, and whether it is accepted.
+    :param attempt: a subset, by the number of attempts before it, and whether it is accepted.
     :param possible: whether to try at all.
     :param most: attempts before the draw is given up.
     """
@@ -91,7 +89,7 @@ def until_accepted(
         return possible & ~accepted & (number < most)
 
     def once_more(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        return carry[0] + 1, *attempt(random.fold_in(key, carry[0]))
+        return carry[0] + 1, *attempt(carry[0])
 
     start = jnp.asarray(0), jnp.full(width, -1, jnp.int32), jnp.asarray(False)
     _, subset, accepted = lax.while_loop(again, once_more, start)

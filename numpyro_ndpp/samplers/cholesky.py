@@ -139,13 +139,16 @@ class Cholesky(OneByOne):
             log_scale, possible = log_scales[wanted], jnp.any(size_logits > -jnp.inf)
         Z = state.pinned.marginal_matrix(jnp.exp(log_scale) * W, C)
 
-        def attempt(key: Array) -> tuple[Array, Array]:
-            subset, size = _sweep(X, Z, state.width, key)
+        def attempt(number: Array) -> tuple[Array, Array]:
+            sweep_key = random.fold_in(key, number)
+            if wanted is None:
+                sweep_key = jnp.where(number == 0, key, sweep_key)  # there is hardly ever a second sweep
+            subset, size = _sweep(X, Z, state.width, sweep_key)
             # Rounding may lead a sweep to a subset that is impossible.
             accepted = _is_possible(state, subset)
             return subset, accepted if wanted is None else accepted & (size == wanted)
 
-        return until_accepted(attempt, key, possible, _MAX_SWEEPS, state.width)
+        return until_accepted(attempt, possible, _MAX_SWEEPS, state.width)
 
     def failure(self, state: CholeskyState) -> str:
         """Why a draw was not made."""

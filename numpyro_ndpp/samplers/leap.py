@@ -284,4 +284,8 @@ def prepare_leap(target: Target) -> LeapState:
 
 def draw_by_leaps(state: LeapState, key: Array) -> Array:
     """One subset (w,), padded; -1 throughout if none could be drawn."""
-    return until_accepted(partial(_attempt, state), key, state.possible, _MAX_ATTEMPTS, state.width)
+
+    def attempt(number: Array) -> tuple[Array, Array]:
+        return _attempt(state, random.fold_in(key, number))
+
+    return until_accepted(attempt, state.possible, _MAX_ATTEMPTS, state.width)

@@ -145,8 +145,8 @@ class Rejection(OneByOne):
         """One subset, padded; -1 throughout if none was accepted."""
         n = len(state.tree.X)
 
-        def propose(key: Array) -> tuple[Array, Array]:
-            size_key, items_key, accept_key = random.split(key, 3)
+        def propose(number: Array) -> tuple[Array, Array]:
+            size_key, items_key, accept_key = random.split(random.fold_in(key, number), 3)
             size = random.categorical(size_key, state.size_logits)
             items, found = draw_k_dpp(state.tree, state.kernel, state.table, size, items_key, state.pinned)
             together = jnp.append(state.pinned.astype(items.dtype), items)
@@ -161,7 +161,7 @@ class Rejection(OneByOne):
             accepted = found & possible & (jnp.log(random.uniform(accept_key, (), rows.dtype)) < log_ratio)
             return jnp.sort(items).astype(jnp.int32), accepted
 
-        return until_accepted(propose, key, state.log_expected < jnp.inf, self.max_proposals, state.width)
+        return until_accepted(propose, state.log_expected < jnp.inf, self.max_proposals, state.width)
 
     def num_side_by_side(self, state: RejectionState) -> int:
         """How many draws are made at a time."""
