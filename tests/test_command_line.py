@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from real_data import GROCERIES
 
 from numpyro_ndpp import command_line
 from numpyro_ndpp.datasets import load_baskets, save_baskets, simulate_baskets
 from numpyro_ndpp.learning import Fit
 
 ROOT = Path(__file__).parents[1]
-# Real baskets, which are not part of the project.
-DATA = Path(os.environ.get("NUMPYRO_NDPP_DATA", ROOT.parent / "shared" / "data")) / "groceries.npz"
 
 
 def run(*arguments, folder, status=0):
@@ -63,21 +62,19 @@ def test_recommendations(folder):
 
 
 def test_baskets_are_drawn_into_a_file_that_can_be_read(folder, capsys):
-    kernel = str(folder / "kernel.npz")
-    assert command_line.main(["sample", kernel, "-n", "20", "--given", "bread", "--size", "3"]) == 0
-    drawn = [line.split(",") for line in capsys.readouterr().out.splitlines()]
+    given = ("--given", "bread", "--size", 3)
+    drawn = [line.split(",") for line in run("sample", "kernel.npz", "-n", 20, *given, folder=folder).splitlines()]
     assert len(drawn) == 20
     assert all(len(set(basket)) == 3 and basket[0] == "bread" for basket in drawn)
     output = folder / "drawn.csv"
-    assert command_line.main(["sample", kernel, "-n", "20", "--seed", "1", "--output", str(output)]) == 0
+    arguments = ["sample", str(folder / "kernel.npz"), "-n", "20", "--seed", "1", "--output", str(output)]
+    assert command_line.main(arguments) == 0
     assert len(load_baskets(output, layout="baskets").baskets) == 20
     output.unlink()
 
 
-def test_diagnosis(folder, capsys):
-    arguments = ["diagnose", str(folder / "kernel.npz"), "--steps", "200", "--quiet"]
-    assert command_line.main(arguments) == 0
-    said = capsys.readouterr().out
+def test_diagnosis(folder):
+    said = run("diagnose", "kernel.npz", "--steps", 200, "--quiet", folder=folder)
     assert said.startswith("<Fit: ndpp of 12 items")
     assert "size of a basket: " in said
     assert "r_hat" in said
@@ -156,9 +153,9 @@ def test_interrupted_learning_leaves_the_kernel_as_it_was(folder, monkeypatch, c
 
 @pytest.mark.slow
 def test_groceries_with_defaults(tmp_path):
-    if not DATA.exists():
-        pytest.skip(f"no real baskets: {DATA.name} is not there")
-    data = load_baskets(DATA)
+    if not GROCERIES.exists():
+        pytest.skip(f"no real baskets: {GROCERIES.name} is not there")
+    data = load_baskets(GROCERIES)
     write_orders(tmp_path / "orders.csv", data.baskets, data.items)
     said = run("learn", "orders.csv", "--kernel", "kernel.npz", folder=tmp_path)
     ranks = [line.split(": ")[1].split()[0] for line in said.splitlines() if "hidden item" in line or "popular" in line]

@@ -365,3 +365,13 @@ def test_text_with_codes_for_numbers(tmp_path):
     data = load_baskets(path, catalogue=catalogue)
     assert data.baskets == [[0, 2], [1, 2]]
     assert data.items == ["1", "9000000", "2"]
+
+
+def test_orders_in_a_sheet(tmp_path):
+    write_xlsx(tmp_path / "retail.xlsx", RETAIL)
+    found = load_baskets(tmp_path / "retail.xlsx", order="InvoiceNo", item="StockCode")
+    assert found == ([[1, 2], [1], [0, 2]], ["22633", "71053", "85123A"], {})  # of all rows, returns too
+    write_xlsx(tmp_path / "two.xlsx", [("order", "item"), ("1", "tea"), ("1", "milk"), ("2", "tea")])
+    assert load_baskets(tmp_path / "two.xlsx")[:2] == ([[0, 1], [1]], ["milk", "tea"])
+    with pytest.raises(ValueError, match=r"retail.xlsx, line 1: an order and an item are two fields, got 8"):
+        load_baskets(tmp_path / "retail.xlsx")

@@ -1,11 +1,11 @@
 """The examples run, in their quick setting, and write their figures; what they read is checked before any long work."""
 
-import os
 import runpy
 from pathlib import Path
 
 import numpy as np
 import pytest
+from real_data import GROCERIES
 
 from numpyro_ndpp import NDPP
 from numpyro_ndpp.datasets import load_baskets, save_baskets
@@ -13,8 +13,6 @@ from numpyro_ndpp.learning import Fit
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 BENCHMARKS = EXAMPLES.parent / "benchmarks"
-# A folder of real baskets, which are not part of the project.
-DATA = Path(os.environ.get("NUMPYRO_NDPP_DATA", "data")) / "groceries.npz"
 
 
 def run(name, *arguments):
@@ -128,9 +126,9 @@ def test_baskets_from_text(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_real_baskets_beat_popularity(tmp_path, capsys):
-    if not DATA.exists():
-        pytest.skip(f"no real baskets: {DATA.name} is not there")
-    run("basket_completion", "--data", DATA, "--figure", tmp_path / "figure.png")
+    if not GROCERIES.exists():
+        pytest.skip(f"no real baskets: {GROCERIES.name} is not there")
+    run("basket_completion", "--data", GROCERIES, "--figure", tmp_path / "figure.png")
     lines = capsys.readouterr().out.splitlines()
     ours = float(next(line for line in lines if line.startswith("Mean percentile rank")).split()[-1])
     popular = float(next(line for line in lines if line.startswith("by popularity")).split()[-1])
