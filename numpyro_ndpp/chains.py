@@ -15,7 +15,7 @@ from jax import Array, lax, random
 from jax.typing import ArrayLike
 
 from numpyro_ndpp.base import SubsetDistribution
-from numpyro_ndpp.infer import local_move
+from numpyro_ndpp.latent import local_move
 from numpyro_ndpp.platforms import platform
 from numpyro_ndpp.samplers import UpDown
 from numpyro_ndpp.samplers.batching import in_chunks, side_by_side

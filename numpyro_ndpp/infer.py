@@ -13,58 +13,35 @@ probability is evaluated. The prior comes from the model's own trace, so its ker
 
 If the size is fixed, two items are exchanged at a time. If it varies, one of three kinds of moves is chosen at random:
 one item more or less, two items more or less (skew kernels have no single ones), one or two exchanged.
+
+A site in a plate has one subset for each member g. Their priors are independent. If the likelihood is a product of
+factors that depend on one subset each, all are moved side by side, and each is accepted by its own factor,
+
+.. math:: \text{likelihood}(S_1, \dots, S_m) = c \prod_g f_g(S_g) .
+
+That this is so is proved from what JAX traces of the model (:mod:`numpyro_ndpp.separation`): to be in the same plate is
+no proof. Where the proof fails the subsets are moved one after the other, each by the whole likelihood. Both are right.
 """
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-from jax import Array, lax, random
+from jax import Array, dtypes, lax, random
 from numpyro import handlers
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.infer.util import compute_log_probs
 from numpyro.util import not_jax_tracer
 
-from numpyro_ndpp.base import SubsetDistribution
 from numpyro_ndpp.checks import finite_float, static_int
-from numpyro_ndpp.multihot import Multihot
+from numpyro_ndpp.latent import LatentSubsets, Propose
 from numpyro_ndpp.samplers import UpDown
-from numpyro_ndpp.samplers.moves import move
-from numpyro_ndpp.samplers.walk import Walk
-from numpyro_ndpp.subsets import items_of_mask, to_multihot
+from numpyro_ndpp.separation import separated
 
 __all__ = ["SubsetGibbs", "SubsetGibbsState"]
 
 Values = dict[str, Array]
-
-
-_walk_for_moves = jax.jit(UpDown().for_moves)
-
-# Items dropped and added: one more, one less, two more, two less, two exchanged, one exchanged.
-_DROPPED, _ADDED = (0, 1, 0, 2, 2, 1), (1, 0, 2, 0, 2, 1)
-
-
-def local_move(dist: SubsetDistribution, walk: Walk, key: Array, subset: Array) -> tuple[Array, Array]:
-    """A subset (w,) near another one, and the log of the Hastings ratio; the same subset and -inf if there is none."""
-    kind_key, key = random.split(key)
-    if dist.min_size == dist.max_size:
-        dropped = added = jnp.asarray(min(2, dist.max_size))
-    else:
-        kind = random.randint(kind_key, (), 0, len(_DROPPED))
-        dropped, added = jnp.array(_DROPPED)[kind], jnp.array(_ADDED)[kind]
-    proposed, log_ratio = move(walk, key, subset, dropped, added)
-    inside = dist.contains(proposed)
-    return jnp.where(inside, proposed, subset), jnp.where(inside, log_ratio, -jnp.inf)
-
-
-def _as_items(dist: SubsetDistribution | Multihot, value: Array) -> tuple[SubsetDistribution, Array]:
-    """The distribution of padded items behind ``dist``, and the value as such items; -1 throughout if it is none."""
-    if isinstance(dist, Multihot):
-        return dist.base_dist, items_of_mask(value, dist.base_dist.max_size)
-    return dist, value
 
 
 class SubsetGibbsState(NamedTuple):
@@ -82,13 +59,26 @@ class SubsetGibbs(MCMCKernel):
 
     :param model: the model, the same one that the other blocks have.
     :param site: the name of a latent site with an NDPP or KNDPP, conditioned or as a multihot view; or several names.
+        A site in plates, or with a batch of kernels, has several subsets: values of shape (plates..., width).
     :param num_moves: how many moves an update proposes for every subset. Each evaluates the model once.
     :param fresh: the share of moves that propose a fresh draw from the prior. Its own sampler draws, and must be exact.
     :raises ValueError: for ``num_moves`` and ``fresh`` out of range. When a chain is set up, also for a site that is
-        missing, observed, in a plate, or no distribution of subsets, and for fresh draws of an approximate sampler.
+        missing, observed, scaled (as in a plate that subsamples), masked, or no distribution of subsets, for fresh
+        draws of an approximate sampler, and for a start that is no value of its site.
 
-    The state has an extra field, ``accept_prob``, the mean acceptance probability of an update:
-    ``block_states.0.accept_prob`` if this is the first block. ``chain_method=jax.vmap`` runs chains side by side.
+    Integrate weights out where you can. A subset that is updated beside sampled weights can hardly move: those that
+    enter have weights that fit the data, and those outside have weights of the prior. With 15 covariates, some of them
+    nearly copies of others, chains with sampled weights disagreed (R-hat 3.4). ``examples/variable_selection.py`` has
+    both models.
+
+    The subsets of a plate are updated side by side, ``num_moves`` evaluations of the model an update, where each has a
+    likelihood of its own: sites in the same plate, as a rule. If a site joins them, or the likelihoods cannot be told
+    apart, they are updated one after the other, ``num_moves`` evaluations for each. Write the likelihood along the
+    plate: ``to_multihot(S, n)`` and sums over items keep subsets apart; indices such as ``S[group]`` do not.
+
+    The state has an extra field, ``accept_prob``, the mean acceptance probability of an update over all moves and
+    subsets: ``block_states.0.accept_prob`` if this is the first block. ``chain_method=jax.vmap`` runs chains side by
+    side; NumPyro's ``Gibbs`` and ``HMCGibbs`` refuse "vectorized".
 
     >>> import jax.numpy as jnp
     >>> import numpyro
@@ -109,6 +99,17 @@ class SubsetGibbs(MCMCKernel):
     (20, 4)
 
     As a block, the kernel is ``Gibbs([(SubsetGibbs(model, "chosen"), ["chosen"]), (NUTS(model), None)])``.
+
+    One subset for each of three groups, updated side by side:
+
+    >>> def grouped(seen):
+    ...     with numpyro.plate("groups", 3):
+    ...         chosen = numpyro.sample("chosen", NDPP(jnp.eye(4), jnp.zeros((4, 1)), jnp.zeros((1, 1))))
+    ...         numpyro.sample("seen", dist.Normal(to_multihot(chosen, 4), 0.5).to_event(1), obs=seen)
+    >>> update = SubsetGibbs(grouped, "chosen").gibbs_fn(jnp.ones((3, 4)))
+    >>> empty = jnp.full((3, 4), 4)
+    >>> update(rng_key=random.key(2), gibbs_sites={"chosen": empty}, hmc_sites={})["chosen"].shape
+    (3, 4)
     """
 
     sample_field = "z"
@@ -138,16 +139,18 @@ class SubsetGibbs(MCMCKernel):
     ) -> SubsetGibbsState:
         """The state at the values that the composite kernel has drawn from the prior."""
         self._num_warmup = num_warmup
-        distributions = self._distributions(rng_key, model_args, model_kwargs)
+        latent = self._latent(rng_key, model_args, model_kwargs)
         if not init_params or set(init_params) != set(self.sites):
             given = sorted(init_params or {})
             raise ValueError(f"SubsetGibbs starts at values of its sites {list(self.sites)}, got {given}")
         values = {}
         for name in self.sites:
-            values[name] = jnp.asarray(init_params[name], jnp.int32)
-            base, items = _as_items(distributions[name], values[name])
-            if not_jax_tracer(items) and not bool(base.contains(items)):
-                raise ValueError(f"site {name!r} cannot start at {values[name].tolist()}, which is none of its values")
+            subsets, value = latent[name], jnp.asarray(init_params[name], jnp.int32)
+            if value.shape != subsets.shape:
+                raise ValueError(f"site {name!r} must start at a value of shape {subsets.shape}, got {value.shape}")
+            if not_jax_tracer(value) and not bool(subsets.contain(value)):
+                raise ValueError(f"site {name!r} cannot start at {value.tolist()}, which is none of its values")
+            values[name] = value
         zero = jnp.zeros(())
         return SubsetGibbsState(values, zero, zero, jnp.asarray(0), rng_key)
 
@@ -183,9 +186,9 @@ class SubsetGibbs(MCMCKernel):
     def gibbs_fn(self, *model_args: Any, **model_kwargs: Any) -> Callable[..., Values]:
         """The update as a function for ``HMCGibbs``. That does not hand on the data: give the model's arguments here.
 
-        :raises ValueError: for a site that is missing, observed, in a plate, or no distribution of subsets.
+        :raises ValueError: for a site that is missing, observed, scaled, masked, or no distribution of subsets.
         """
-        self._distributions(random.key(0), model_args, model_kwargs)
+        self._latent(random.key(0), model_args, model_kwargs)
 
         def update(rng_key: Array, gibbs_sites: Values, hmc_sites: Values) -> Values:
             values = {name: gibbs_sites[name] for name in self.sites}
@@ -196,44 +199,42 @@ class SubsetGibbs(MCMCKernel):
 
     # --- What both do ------------------------------------------------------------------------------------------------
 
-    def _distributions(self, key: Array, args: tuple, kwargs: dict | None) -> dict[str, Any]:
-        """The distributions of the sites, from a trace of the model."""
+    def _latent(self, key: Array, args: tuple, kwargs: dict | None) -> dict[str, LatentSubsets]:
+        """What stands at the sites, from a trace of the model."""
         trace = handlers.trace(handlers.seed(self._model, key)).get_trace(*args, **(kwargs or {}))
-        return {name: self._distribution(trace, name) for name in self.sites}
+        return {name: self._latent_at(trace, name) for name in self.sites}
 
-    def _distribution(self, trace: dict[str, Any], name: str) -> Any:
+    def _latent_at(self, trace: dict[str, Any], name: str) -> LatentSubsets:
         latent = [key for key, site in trace.items() if site["type"] == "sample" and not site["is_observed"]]
         site = trace.get(name)
         if site is None or site["type"] != "sample":
             raise ValueError(f"site {name!r} is not in the model; its latent sites are {latent}")
         if site["is_observed"]:
             raise ValueError(f"site {name!r} is observed; latent sites are {latent}")
-        if site["cond_indep_stack"]:
-            plates = [frame.name for frame in site["cond_indep_stack"]]
-            raise ValueError(
-                f"site {name!r} is in the plate {plates[0]!r}: SubsetGibbs updates one subset for each site; give "
-                "every subset a site of its own"
-            )
         if site["scale"] is not None:
-            raise ValueError(f"site {name!r} is scaled: SubsetGibbs draws from its distribution as it is")
-        dist = site["fn"]
-        base = dist.base_dist if isinstance(dist, Multihot) else dist
-        if not isinstance(base, SubsetDistribution) or base.batch_shape:
             raise ValueError(
-                f"site {name!r} has a {type(dist).__name__}; SubsetGibbs updates an NDPP or KNDPP without batch "
-                "dimensions"
+                f"site {name!r} is scaled by {site['scale']}, as subsampling in a plate does; SubsetGibbs draws from "
+                "its distribution as it is"
             )
-        if self.fresh and isinstance(base.sampler, UpDown):
+        subsets = LatentSubsets.of(site["fn"])
+        if subsets is None:
             raise ValueError(
-                f"fresh draws must be exact, but site {name!r} has the sampler {base.sampler}; take Exact()"
+                f"site {name!r} has a {type(site['fn']).__name__}; SubsetGibbs updates an NDPP or KNDPP, its multihot "
+                "view, or a batch of them, neither masked nor made one event by to_event"
             )
-        return dist
+        if self.fresh and isinstance(subsets.base.sampler, UpDown):
+            raise ValueError(
+                f"fresh draws must be exact, but site {name!r} has the sampler {subsets.base.sampler}; take Exact()"
+            )
+        return subsets
 
     def _update(
         self, key: Array, values: Values, others: Values, args: tuple, kwargs: dict | None
     ) -> tuple[Values, Array]:
         """New values of all sites, and the mean probability of acceptance."""
         kwargs = kwargs or {}
+        if not jnp.issubdtype(key.dtype, dtypes.prng_key):
+            key = random.wrap_key_data(key)
         model = handlers.substitute(handlers.condition(self._model, others), others) if others else self._model
         model = handlers.seed(model, random.key(0))  # nothing is drawn: every site has its value
         accept_probs = []
@@ -248,58 +249,65 @@ class SubsetGibbs(MCMCKernel):
         self, key: Array, name: str, values: Values, model: Callable, args: tuple, kwargs: dict
     ) -> tuple[Array, Array]:
         start = values[name]
-        dist = self._distribution(handlers.trace(handlers.substitute(model, values)).get_trace(*args, **kwargs), name)
-        base, items = _as_items(dist, start)
-        n = base.num_items
+        trace = handlers.trace(handlers.substitute(model, values)).get_trace(*args, **kwargs)
+        latent = self._latent_at(trace, name)
+        proposals = latent.proposals(self.fresh)
+        subsets = latent.items(start).astype(jnp.int32).reshape(latent.number, -1)
 
-        def as_value(subset: Array) -> Array:
-            return (to_multihot(subset, n) if dist is not base else subset).astype(start.dtype)
-
-        def log_likelihood(subset: Array) -> Array:
-            substituted = {**values, name: as_value(subset)}
-            log_probs, _ = compute_log_probs(model, args, kwargs, substituted)
+        def log_probs(subsets: Array) -> Values:
+            substituted = {**values, name: latent.value(subsets).astype(start.dtype)}
+            of_sites, _ = compute_log_probs(model, args, kwargs, substituted, sum_log_prob=False)
             # The prior's own is not used; once this is compiled, it is not computed either.
-            total = sum((value for site, value in log_probs.items() if site != name), jnp.zeros(()))
-            return jnp.where(jnp.isnan(total), -jnp.inf, total)  # any other subset is better
+            return {site: jnp.asarray(value) for site, value in of_sites.items() if site != name}
 
-        walk, _ = base.once_where_known(lambda: _walk_for_moves(lax.stop_gradient(base.target)))
-        # Once in an update, not in every move: the kernel may depend on other sites.
-        propose = self._proposal(base.prepare() if self.fresh else base, walk)
+        def total(subsets: Array) -> Array:
+            return sum(map(jnp.sum, log_probs(subsets).values()), jnp.zeros(()))
+
+        def update_one(subsets: Array, number: Array | int) -> tuple[Array, Array]:
+            def total_with(subset: Array) -> Array:
+                return total(subsets.at[number].set(subset))
+
+            one_key = random.fold_in(key, number)
+            subset, accept_prob = self._moves(one_key, subsets[number], proposals.for_one(number), total_with)
+            return subsets.at[number].set(subset), accept_prob
+
+        own = None
+        if latent.number > 1:
+            own = separated(log_probs, subsets.reshape(*latent.batch_shape, -1), len(latent.batch_shape))
+        if own is not None:
+            subsets, accept_prob = self._moves(key, subsets, proposals.for_all(), own)
+        elif latent.number == 1:
+            subsets, accept_prob = update_one(subsets, 0)
+        else:
+            subsets, accept_prob = lax.scan(update_one, subsets, jnp.arange(latent.number))
+        return latent.value(subsets).astype(start.dtype), jnp.mean(accept_prob)
+
+    def _moves(
+        self, key: Array, subset: Array, propose: Propose, log_likelihood: Callable[[Array], Array]
+    ) -> tuple[Array, Array]:
+        """A subset (w,) after its moves, or several (m, w), and the mean acceptance probability of each.
+
+        :param log_likelihood: what decides about each subset: () or (m,). NaN is impossible: any other is better.
+        """
+
+        def likelihood_of(subset: Array) -> Array:
+            value = log_likelihood(subset)
+            return jnp.where(jnp.isnan(value), -jnp.inf, value)
 
         def move(number: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             subset, current, total = carry
             propose_key, accept_key = random.split(random.fold_in(key, number))
             proposed, log_ratio = propose(propose_key, subset)
-            proposed_likelihood = log_likelihood(proposed)
-            log_accept = jnp.where(log_ratio > -jnp.inf, proposed_likelihood - current + log_ratio, -jnp.inf)
-            accept_prob = jnp.exp(jnp.minimum(jnp.where(jnp.isnan(log_accept), -jnp.inf, log_accept), 0.0))
-            accepted = random.uniform(accept_key) < accept_prob
-            subset = jnp.where(accepted, proposed, subset)
+            proposed_likelihood = likelihood_of(proposed)
+            # From one impossible subset to another the chain goes as the prior does, until it is out of there.
+            gain = jnp.where(proposed_likelihood == current, 0.0, proposed_likelihood - current)
+            log_accept = jnp.where(log_ratio > -jnp.inf, gain + log_ratio, -jnp.inf)
+            accept_prob = jnp.exp(jnp.minimum(log_accept, 0.0)).astype(total.dtype)
+            accepted = random.uniform(accept_key, accept_prob.shape) < accept_prob
+            subset = jnp.where(accepted[..., None], proposed, subset)
             return subset, jnp.where(accepted, proposed_likelihood, current), total + accept_prob
 
-        subset = items.astype(jnp.int32)
-        current = log_likelihood(subset)
-        carry = (subset, current, jnp.zeros((), current.dtype))
+        current = likelihood_of(subset)
+        carry = (subset, current, jnp.zeros_like(current))
         subset, _, total = lax.fori_loop(0, self.num_moves, move, carry)
-        return as_value(subset), total / self.num_moves
-
-    def _proposal(self, base: SubsetDistribution, walk: Walk) -> Callable[[Array, Array], tuple[Array, Array]]:
-        """``propose(key, subset)``: another subset, and the log of the Hastings ratio under the prior."""
-        local = partial(local_move, base, walk)
-
-        def fresh(key: Array, subset: Array) -> tuple[Array, Array]:
-            drawn = base.sample(key).astype(subset.dtype)
-            made = jnp.all(drawn >= 0)
-            return jnp.where(made, drawn, subset), jnp.where(made, 0.0, -jnp.inf).astype(base.X.dtype)
-
-        if base.max_size == 0:
-            return lambda key, subset: (subset, jnp.zeros((), base.X.dtype))
-        if self.fresh == 0:
-            return local
-
-        def mixed(key: Array, subset: Array) -> tuple[Array, Array]:
-            choice_key, key = random.split(key)
-            choice = random.uniform(choice_key) < self.fresh
-            return lax.cond(choice, fresh, local, key, subset)
-
-        return mixed
+        return subset, total / self.num_moves
