@@ -9,7 +9,7 @@ import numpy as np
 from numpyro_ndpp.baskets import with_names
 from numpyro_ndpp.checks import static_int
 
-__all__ = ["catalogue_of", "item_names", "item_numbers"]
+__all__ = ["catalogue_of", "item_names", "numbers_of_items"]
 
 _MOST_SHOWN = 3
 
@@ -35,7 +35,7 @@ def item_names(items: Iterable[Any]) -> list[str]:
     return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
 
 
-def item_numbers(name: str, given: Iterable[Any], num_items: int, items: Sequence[str] | None) -> list[int]:
+def numbers_of_items(name: str, given: Iterable[Any], num_items: int, items: Sequence[str] | None) -> list[int]:
     """The numbers of items that are given by name or by number.
 
     A text is a name. Where items have no names, or none that reads so, a text of digits is a number.
@@ -45,7 +45,7 @@ def item_numbers(name: str, given: Iterable[Any], num_items: int, items: Sequenc
     :raises ValueError: for a name that no item has, or several, a number out of range, an item that is given twice.
     :raises TypeError: for one text in place of several items, and for what is neither a name nor a number.
 
-    >>> item_numbers("basket", ["milk", 0], 3, ["tea", "rum", "milk"])
+    >>> numbers_of_items("basket", ["milk", 0], 3, ["tea", "rum", "milk"])
     [2, 0]
     """
     if isinstance(given, (str, bytes)):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax import random
 
-from numpyro_ndpp.catalogue import item_names, item_numbers
+from numpyro_ndpp.catalogue import item_names, numbers_of_items
 from numpyro_ndpp.checkpoints import read_arrays, write_arrays
 from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.distributions import KNDPP, NDPP
@@ -176,7 +176,7 @@ class Fit(NamedTuple):
         return cls(arrays["V"], arrays["B"], arrays["D"], history, settings, names)
 
     def _numbers(self, name: str, given: Iterable[str | int]) -> list[int]:
-        return item_numbers(name, given, len(self.V), self.items)
+        return numbers_of_items(name, given, len(self.V), self.items)
 
     def _name(self, item: int) -> str:
         return str(item) if self.items is None else self.items[item]
