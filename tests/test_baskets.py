@@ -10,7 +10,7 @@ import scipy.sparse
 
 from numpyro_ndpp import NDPP, learning, pad_subsets
 from numpyro_ndpp.baskets import Baskets
-from numpyro_ndpp.catalogue import item_numbers
+from numpyro_ndpp.catalogue import numbers_of_items
 from numpyro_ndpp.datasets import from_names, from_transactions, load_baskets, save_baskets
 from numpyro_ndpp.learning import fit, item_counts
 from numpyro_ndpp.metrics import hold_out, mean_log_likelihood, mean_percentile_rank, popularity, subset_auc
@@ -274,11 +274,11 @@ def test_npz_has_no_layout(tmp_path):
 )
 def test_bad_items(given, items, error, message):
     with pytest.raises(error, match=message):
-        item_numbers("basket", given, 4, items)
+        numbers_of_items("basket", given, 4, items)
 
 
 def test_items_by_name_and_number():
-    numbers = partial(item_numbers, "basket")
+    numbers = partial(numbers_of_items, "basket")
     assert numbers(["rum", 0, np.int64(3)], 4, ITEMS) == [2, 0, 3]
     assert numbers(["2", 0], 4, None) == [2, 0]
     assert numbers(["0"], 2, ["7", "0"]) == [1]  # a name before a number
