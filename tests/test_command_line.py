@@ -73,6 +73,7 @@ def test_baskets_are_drawn_into_a_file_that_can_be_read(folder, capsys):
     output.unlink()
 
 
+@pytest.mark.slow
 def test_diagnosis(folder):
     said = run("diagnose", "kernel.npz", "--steps", 200, "--quiet", folder=folder)
     assert said.startswith("<Fit: ndpp of 12 items")

@@ -140,7 +140,7 @@ slow = pytest.mark.slow
     ("name", "joined", "fresh", "num_updates"),
     [
         ("one kernel", False, 0.0, 8),
-        ("multihot", True, 0.0, 8),
+        pytest.param("multihot", True, 0.0, 8, marks=slow),
         pytest.param("one kernel", True, 0.0, 40, marks=slow),
         pytest.param("kernel per group", False, 0.0, 8, marks=slow),
         pytest.param("multihot", False, 0.0, 8, marks=slow),
