@@ -1,5 +1,6 @@
 """A distribution of subsets over vectors of zeros and ones: the same one, seen as a random 0/1 vector."""
 
+import reprlib
 from functools import partial
 from typing import Any, ClassVar
 
@@ -23,6 +24,13 @@ def _items_of_value(value: Array, width: int) -> Array:
     """Padded subsets (..., width) of vectors (..., n) of zeros and ones; -1 throughout for other vectors."""
     is_inside = jnp.all((value == 0) | (value == 1), axis=-1)
     return items_of_mask(jnp.where(is_inside[..., None], value.astype(jnp.int32), -1), width)
+
+
+def _numbers(value: Any) -> Array | np.ndarray:
+    is_text = isinstance(value, np.ndarray) and value.dtype.kind in "USO"
+    if is_text or any(isinstance(entry, (str, bytes)) for entry in jax.tree.leaves(value)):
+        raise TypeError(f"value must be vectors of zeros and ones, got {reprlib.repr(value)}")
+    return value if isinstance(value, np.ndarray) else jnp.asarray(value)
 
 
 class Multihot(Distribution):
@@ -55,10 +63,17 @@ class Multihot(Distribution):
         """Draws of shape ``sample_shape + batch_shape + (n,)``, int32."""
         return to_multihot(self.base_dist.sample(key, sample_shape), self.base_dist.num_items)
 
+    def _validate_sample(self, value: Any) -> Any:
+        return super()._validate_sample(_numbers(value))
+
     @validate_sample
     def log_prob(self, value: ArrayLike, intermediates: list[Any] | None = None) -> Array:
-        """Log-probability of vectors (..., n) of zeros and ones; -inf for one of a size that is not allowed."""
-        value = value if isinstance(value, np.ndarray) else jnp.asarray(value)
+        """Log-probability of vectors (..., n) of zeros and ones; -inf for one of a size that is not allowed.
+
+        :raises TypeError: for what is no array of numbers.
+        :raises ValueError: for vectors of another length.
+        """
+        value = _numbers(value)
         n = self.base_dist.num_items
         if value.shape[-1:] != (n,):
             raise ValueError(f"value must have one entry for each of the {n} items, got shape {value.shape}")

@@ -304,3 +304,10 @@ def test_numbers_that_are_allowed():
     assert static_int("number", np.int64(2**40), 0) == 2**40
     with pytest.raises(ValueError, match="number must be at least 0, got -1"):
         static_int("number", -1, 0)
+
+
+def test_vectors_of_zeros_and_ones_that_are_texts():
+    view = NDPP(np.eye(3)).multihot()
+    for value in (["a", "b", "c"], np.array(["1", "0", "1"])):
+        with pytest.raises(TypeError, match="value must be vectors of zeros and ones, got "):
+            view.log_prob(value)
