@@ -85,7 +85,7 @@ class OfKernels(Distribution):
     @property
     def min_size(self) -> int:
         """The smallest number of items that a value can have."""
-        return max(0, self.whole_sizes[0] - self.pinned.shape[-1])
+        return max(0, self.whole_sizes[0] - self._num_pinned)
 
     @property
     def max_size(self) -> int:
@@ -94,7 +94,12 @@ class OfKernels(Distribution):
         Where the size varies, pinned items may be padding: then there is room for as many as a whole subset has.
         """
         low, high = self.whole_sizes
-        return high - (self.pinned.shape[-1] if low == high else 0)
+        return high - (self._num_pinned if low == high else 0)
+
+    @property
+    def _num_pinned(self) -> int:
+        """How many pinned items there are, padding included: by the shape, for no array is made to ask for a size."""
+        return 0 if self._pinned is None else self._pinned.shape[-1]
 
     @property
     def pinned(self) -> Array:

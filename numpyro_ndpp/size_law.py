@@ -158,12 +158,14 @@ def _log_esps_given_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...])
     return value, jnp.where(jnp.isfinite(value), slopes, 0.0)
 
 
-def log_weights_of_sizes(target: Target) -> Array:
+def log_weights_of_sizes(target: Target, C: Array) -> Array:
     """The logarithm of the weight of every number 0 .. d of other items than the pinned ones (d+1,).
+
+    :param C: the kernel's Gram matrix, which samplers have already.
 
     -inf where the whole subset is smaller or larger than allowed.
     """
-    W, C = target.kernel.W, target.kernel.C
+    W = target.kernel.W
     if len(target.items):
         return log_esps_given(W, C, target.pinned, *target.sizes)
     return restrict_sizes(log_esps(W, C), *target.sizes)
@@ -171,7 +173,7 @@ def log_weights_of_sizes(target: Target) -> Array:
 
 def size_log_probs(target: Target) -> Array:
     """log P(T has s items) for s = 0 .. d (d+1,)."""
-    log_e = log_weights_of_sizes(target)
+    log_e = log_weights_of_sizes(target, target.kernel.C)
     # What is impossible is for the normaliser to say. A size of probability zero is missing in the derivatives of this
     # sum, and is not in the normaliser's.
     log_sum = log_normalizer(target)

@@ -114,9 +114,9 @@ class Cholesky(OneByOne):
         state = CholeskyState(W, C, others, target.pinned, None, None, target.width)
         if target.is_unlimited:
             return state
-        log_e = log_weights_of_sizes(target)
+        log_e = log_weights_of_sizes(target, C)
         # Sizes beyond the limits, for the scales: a law restricted to one size has that mean at every scale.
-        all_sizes = log_weights_of_sizes(replace(target, sizes=(0, X.shape[1])))
+        all_sizes = log_weights_of_sizes(replace(target, sizes=(0, X.shape[1])), C)
         sizes = jnp.arange(len(log_e))
         known = all_sizes > -jnp.inf
         least, most = jnp.min(jnp.where(known, sizes, len(sizes))), jnp.max(jnp.where(known, sizes, 0))

@@ -131,7 +131,7 @@ class UpDown(Sampler):
             else:
                 starts = greedy_map(kernel, C, width, width)
         else:
-            size_logits = log_weights_of_sizes(target)
+            size_logits = log_weights_of_sizes(target, C)
             starts = greedy_subsets(kernel, C, size_logits[: width + 1] > -jnp.inf, items)
             size_logits = _without_phantom_sizes(size_logits, starts, kernel.num_items)
         return Walk(WalkKernel.of(kernel.X, kernel.W, tree), items, starts, size_logits, self.walk_settings)
