@@ -5,6 +5,7 @@ from numpyro_ndpp.distributions import KNDPP, NDPP
 from numpyro_ndpp.infer import SubsetGibbs
 from numpyro_ndpp.plots import plot_chains, plot_inclusion, plot_kernel, plot_psrf
 from numpyro_ndpp.samplers import Cholesky, Contour, Exact, Rejection, UpDown
+from numpyro_ndpp.sized import SizedNDPP
 from numpyro_ndpp.subsets import from_multihot, pad_subsets, to_multihot, unpad_subsets
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "ConvergenceWarning",
     "Exact",
     "Rejection",
+    "SizedNDPP",
     "SubsetGibbs",
     "UpDown",
     "chains_to_arviz",

@@ -23,7 +23,7 @@ from numpyro.distributions.batch_util import vmap_over
 from numpyro.distributions.util import lazy_property, validate_sample
 from numpyro.util import not_jax_tracer
 
-from numpyro_ndpp import normalizer, size_law
+from numpyro_ndpp import probabilities, size_law
 from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.conditioning import Condition, are_distinct
 from numpyro_ndpp.drawing import Drawn, compiled
@@ -33,6 +33,7 @@ from numpyro_ndpp.linalg import with_derivatives_of
 from numpyro_ndpp.minors import log_minors
 from numpyro_ndpp.multihot import Multihot
 from numpyro_ndpp.next_items import log_next_probs
+from numpyro_ndpp.normalizer import log_sum_esp
 from numpyro_ndpp.subsets import check_items, item_numbers
 from numpyro_ndpp.target import Target, per_kernel, per_subset
 
@@ -45,6 +46,19 @@ class SubsetDistribution(Drawn):
     def log_minors(self, subsets: Array) -> Array:
         """log det L_{J∪T} of sets T (..., m), their leading dimensions broadcast with the batch of kernels."""
         return self._per_subset(log_minors, self.kernel, self.with_pinned(subsets), "(s)")
+
+    def log_weights(self, subsets: Array) -> Array:
+        """log of what P(T) is proportional to, for sets T (..., m): det L_{J∪T}, times the weight of the size."""
+        return self._log_weights(subsets, self.log_size_weights)
+
+    def _log_weights(self, subsets: Array, log_size_weights: Array | None) -> Array:
+        log_minors = self.log_minors(subsets)
+        if log_size_weights is None:
+            return log_minors
+        sizes = jnp.sum(self.with_pinned(subsets) < self.num_items, axis=-1)
+        weights = jnp.vectorize(lambda all, size: all[size], signature="(w),()->()")(log_size_weights, sizes)
+        is_none = (log_minors == -jnp.inf) | (weights == -jnp.inf)
+        return jnp.where(is_none, -jnp.inf, log_minors + jnp.where(is_none, 0.0, weights))
 
     def _per_subset(self, function: Callable[..., Array], kernels: Any, subsets: Array, out: str) -> Array:
         try:
@@ -79,19 +93,19 @@ class SubsetDistribution(Drawn):
         :raises ValueError: for a single number, and for values that do not broadcast with the batch of kernels.
         """
         value = item_numbers("value", value, "; for 0/1 vectors use multihot()")
-        return self._log_prob(value, self.log_normalizer)
+        return self._log_prob(value, self.log_normalizer, self.log_size_weights)
 
     @compiled()
-    def _log_prob(self, value: Array, log_normalizer: Array) -> Array:
+    def _log_prob(self, value: Array, log_normalizer: Array, log_size_weights: Array | None) -> Array:
         value = value.astype(jnp.promote_types(value.dtype, jnp.int32))  # may be too narrow for the number of items
         inside = self.contains(value)
         # No subset in the support is larger than max_size, so the columns beyond that are padding.
         subsets = jnp.where(inside[..., None], value, self.num_items)[..., : self.max_size].astype(jnp.int32)
         # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.
-        subsets, _ = lax.optimization_barrier((subsets, lax.stop_gradient(log_normalizer)))
-        log_minor = self.log_minors(subsets)
-        possible = inside & (log_minor > -jnp.inf) & (log_normalizer != -jnp.inf)
-        log_prob = jnp.where(possible, log_minor - jnp.where(possible, log_normalizer, 0.0), -jnp.inf)
+        subsets, _ = lax.optimization_barrier((subsets, lax.stop_gradient((log_normalizer, log_size_weights))))
+        log_weight = self._log_weights(subsets, log_size_weights)
+        possible = inside & (log_weight > -jnp.inf) & (log_normalizer != -jnp.inf)
+        log_prob = jnp.where(possible, log_weight - jnp.where(possible, log_normalizer, 0.0), -jnp.inf)
         # Minor and normaliser have roundings of their own, which must not make more of a subset than certain.
         log_prob = with_derivatives_of(jnp.minimum(log_prob, 0.0), log_prob)
         # A kernel with NaN gives NaN.
@@ -104,12 +118,12 @@ class SubsetDistribution(Drawn):
 
     @compiled()
     def _log_normalizers(self) -> Array:
-        return per_kernel(normalizer.log_normalizer, self.target, "()")
+        return per_kernel(probabilities.log_normalizer, self.target, "()")
 
     @compiled()
     def size_log_prob(self) -> Array:
-        """log P(size = j) for j = 0 .. d, (..., d+1). O(d³); its derivatives cost O(d⁵)."""
-        return per_kernel(size_law.size_log_probs, self.target, "(s)")
+        """log P(size = j) for j = 0 .. d, (..., d+1). O(d³); all its derivatives together O(J d³), J ≤ d + 49."""
+        return per_kernel(probabilities.size_log_probs, self.target, "(s)")
 
     @compiled()
     def inclusion_probs(self) -> Array:
@@ -118,7 +132,7 @@ class SubsetDistribution(Drawn):
         The derivative of the log-normaliser in the logarithm of item a's quality: with G = ∂ log Z / ∂C it is
         :math:`x_a^\top G x_a`, for G = W (I + C W)⁻¹ without limits on the size.
         """
-        return per_kernel(normalizer.inclusion_probs, self.target, "(n)")
+        return per_kernel(probabilities.inclusion_probs, self.target, "(n)")
 
     def marginal_log_prob(self, items: ArrayLike) -> Array:
         r"""log P(items ⊆ S), exact and differentiable, of padded sets of items (..., m).
@@ -151,7 +165,7 @@ class SubsetDistribution(Drawn):
         else:
             pinned = self.log_normalizer
             more = replace(target, num_certain=self.num_certain + num_certain)
-            log_joint = self._per_subset(normalizer.log_sums_given, more, together, "(s)")
+            log_joint = self._per_subset(probabilities.log_sums_given, more, together, "(s)")
         possible = proper & (log_joint > -jnp.inf) & (pinned > -jnp.inf)
         log_prob = jnp.where(possible, log_joint, 0.0) - jnp.where(possible, pinned, 0.0)
         # Where the items are certain, rounding must not make them more than that, nor halve the derivative.
@@ -305,7 +319,7 @@ class SubsetDistribution(Drawn):
         def of_kernel(X: Array, W: Array, size: Array) -> tuple[Array, Array]:
             C, limits = gram(X), (low, high, min(X.shape))
             log_scale = size_law.log_scale_of_mean_size(W, C, size, *limits)
-            mean = jax.grad(lambda u: normalizer.log_sum_esp(W, jnp.exp(u) * C, *limits))(log_scale)
+            mean = jax.grad(lambda u: log_sum_esp(W, jnp.exp(u) * C, *limits))(log_scale)
             return log_scale, lax.stop_gradient(mean)
 
         return jnp.vectorize(of_kernel, signature="(n,d),(d,e),()->(),()")(self.X, self.W, expected_size)

@@ -97,7 +97,7 @@ def run_block(
 
 
 def log_dets(dist: SubsetDistribution, subsets: np.ndarray) -> np.ndarray:
-    """log det L_S of subsets (..., w) with their pinned items; -inf outside the support.
+    """The log-density of subsets (..., w) up to a constant: log det L_S but for weights of sizes; -inf outside.
 
     They are computed in blocks of one length, so that nothing is compiled again for another number.
     """
@@ -112,8 +112,8 @@ def log_dets(dist: SubsetDistribution, subsets: np.ndarray) -> np.ndarray:
 def _log_dets(dist: SubsetDistribution, rows: Array) -> Array:
     inside = dist.contains(rows)
     proper = jnp.where(inside[:, None], rows, dist.num_items)
-    log_minors = dist.log_minors(proper)
-    return jnp.where(inside, log_minors, -jnp.inf)
+    log_weights = dist.log_weights(proper)
+    return jnp.where(inside, log_weights, -jnp.inf)
 
 
 @jax.jit

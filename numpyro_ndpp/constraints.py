@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from numpyro.distributions.constraints import ParameterFreeConstraint, real_matrix
+from numpyro.distributions.constraints import ParameterFreeConstraint, real_matrix, real_vector
 from numpyro.distributions.transforms import Transform, biject_to
 from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.programs import are_known_on_cpu
 
-__all__ = ["finite_matrix", "positive_semidefinite_part", "subset"]
+__all__ = ["finite_matrix", "log_weights", "positive_semidefinite_part", "subset"]
 
 
 def _namespace(x: Any) -> Any:
@@ -107,6 +107,29 @@ def _(constraint: _FiniteMatrix) -> Transform:
     return biject_to(real_matrix)
 
 
+class _LogWeights(ParameterFreeConstraint):
+    """Logarithms of weights, vectors of one entry at least: no NaN, not +inf, and one weight that is not zero."""
+
+    event_dim = 1
+
+    def __call__(self, x: Any) -> ArrayLike:
+        xp = _namespace(x)
+        x = xp.asarray(x)
+        return (x < xp.inf).all(axis=-1) & (x > -xp.inf).any(axis=-1)
+
+    def feasible_like(self, prototype: ArrayLike) -> jax.Array:
+        return jnp.zeros_like(prototype)
+
+    def __repr__(self) -> str:
+        return "LogWeights()"
+
+
+@biject_to.register(_LogWeights)
+def _(constraint: _LogWeights) -> Transform:
+    return biject_to(real_vector)
+
+
 subset = _Subset
+log_weights = _LogWeights()
 finite_matrix = _FiniteMatrix()
 positive_semidefinite_part = _PositiveSemidefinitePart()

@@ -4,40 +4,17 @@ Four siblings stand on one base, which knows a kernel only by its factors X and 
 largest: ``NDPP`` and ``KNDPP`` take V, B, D; what ``from_factors`` returns takes X and W.
 """
 
-from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import ArrayLike
-from numpyro.distributions.batch_util import vmap_over
-from numpyro.distributions.util import lazy_property
 
-from numpyro_ndpp.base import SubsetDistribution, vmap_over_parameters
-from numpyro_ndpp.constraints import finite_matrix, positive_semidefinite_part
-from numpyro_ndpp.kernel import inner_matrix
+from numpyro_ndpp.base import SubsetDistribution
+from numpyro_ndpp.of_parameters import OfFactors, OfParts
 from numpyro_ndpp.parameters import factors_of, fixed_size, parts_of, size_limits
 from numpyro_ndpp.samplers import Sampler, UpDown
 
 __all__ = ["KNDPP", "NDPP", "FactorKNDPP", "FactorNDPP"]
-
-
-@jax.jit
-def _features(V: Array, B: Array) -> Array:
-    """[V B], the batches broadcast."""
-    batch_shape = lax.broadcast_shapes(V.shape[:-2], B.shape[:-2])
-    return jnp.concatenate([jnp.broadcast_to(part, batch_shape + part.shape[-2:]) for part in (V, B)], axis=-1)
-
-
-@jax.jit
-def _skew_parts(D: Array) -> Array:
-    return D - jnp.swapaxes(D, -2, -1)
-
-
-@partial(jax.jit, static_argnums=0)
-def _inner_matrices(num_symmetric: int, K: Array) -> Array:
-    return jnp.vectorize(partial(inner_matrix, num_symmetric), signature="(d,d)->(e,e)")(K)
 
 
 class _FixedSize(SubsetDistribution):
@@ -52,50 +29,15 @@ class _FixedSize(SubsetDistribution):
         return 0, min(self.num_items, self.rank)
 
 
-class _Parts(SubsetDistribution):
-    """Kernels given by V, B and D."""
-
-    arg_constraints: ClassVar[dict[str, Any]] = {
-        "V": finite_matrix,
-        "B": finite_matrix,
-        "D": finite_matrix,
-    }
-    V: Any
-    B: Any
-    D: Any
-
-    @lazy_property
-    def X(self) -> Array:
-        """The features [V B] (..., n, d), one row per item."""
-        return _features(self.V, self.B)
-
-    @lazy_property
-    def W(self) -> Array:
-        """The inner matrix Diag(I, D - Dᵀ) (..., d, d)."""
-        return _inner_matrices(self.V.shape[-1], self.inner_block)
-
-    @property
-    def inner_block(self) -> Array:
-        return _skew_parts(self.D)
-
-    @property
-    def num_items(self) -> int:
-        """The number n of items."""
-        return self.V.shape[-2]
-
-    @property
-    def rank(self) -> int:
-        """The number d of features, the largest rank that the kernel can have."""
-        return self.V.shape[-1] + self.B.shape[-1]
+class _Parts(OfParts):
+    """Kernels given by V, B and D, with a scale of their own."""
 
     def _scaled_ndpp(self, root: Array, **settings: Any) -> "NDPP":
         return NDPP(self.V * root, self.B * root, self.D, **settings)
 
 
-class _Factors(SubsetDistribution):
-    """Kernels given by X and W."""
-
-    arg_constraints: ClassVar[dict[str, Any]] = {"X": finite_matrix, "W": positive_semidefinite_part}
+class _Factors(OfFactors):
+    """Kernels given by X and W, likewise."""
 
     def _scaled_ndpp(self, root: Array, **settings: Any) -> "FactorNDPP":
         return FactorNDPP(self.X * root, self.W, **settings)
@@ -260,26 +202,3 @@ class FactorKNDPP(_FixedSize, _Factors):
     ) -> None:
         (self.X, self.W), batch_shape, shape = factors_of(X, W)
         super().__init__(batch_shape, fixed_size(k, *shape), sampler, validate_args)
-
-
-@vmap_over.register
-def _vmap_over_parts(
-    dist: _Parts,
-    V: int | None = None,
-    B: int | None = None,
-    D: int | None = None,
-    pinned: int | None = None,
-    excluded: int | None = None,
-) -> Any:
-    return vmap_over_parameters(dist, pinned, excluded, V=V, B=B, D=D)
-
-
-@vmap_over.register
-def _vmap_over_factors(
-    dist: _Factors,
-    X: int | None = None,
-    W: int | None = None,
-    pinned: int | None = None,
-    excluded: int | None = None,
-) -> Any:
-    return vmap_over_parameters(dist, pinned, excluded, X=X, W=W)

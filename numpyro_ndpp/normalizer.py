@@ -30,9 +30,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ndpp.kernel import marginal_matrix, quadratic_forms
-from numpyro_ndpp.linalg import column_lengths, matmul, with_derivatives_of
-from numpyro_ndpp.target import Pinned, Target
+from numpyro_ndpp.kernel import marginal_matrix
+from numpyro_ndpp.linalg import column_lengths, matmul
+from numpyro_ndpp.target import Pinned
 
 # The radius only has to be near the saddle point: half an item of mean size off costs no digit.
 HALF_AN_ITEM = 0.5
@@ -283,38 +283,3 @@ def log_sum_esp_given(W: Array, C: Array, pinned: Pinned, low: int, high: int, r
     sizes = jnp.arange(high - num_rows if fixed else 0, high + 1 - (num_rows if fixed else 0))
     nodes = num_nodes(high - num_rows, high - num_rows, rank) if fixed else num_nodes(0, rank, rank)
     return log_circle_sum(W, C, pinned, low - pinned.number, high - pinned.number, sizes, nodes)
-
-
-def log_normalizer(target: Target) -> Array:
-    """log Σ det L_S over the subsets of an allowed size that hold the pinned items; -inf where there is none.
-
-    This is what decides whether a target is possible, for all that is asked of it and for all samplers.
-    """
-    return _log_normalizer(target.kernel.C, target)
-
-
-def _log_normalizer(C: Array, target: Target) -> Array:
-    W, pinned, rank, (low, high) = target.kernel.W, target.pinned, target.kernel.max_rank, target.sizes
-    num_rows = len(pinned.rows)
-    if num_rows == 0:
-        return log_sum_esp(W, C, low, high, rank)
-    if target.is_unlimited:
-        return log_sum_esp(W, C, 0, rank, rank) + pinned.log_prob(marginal_matrix(W, C))
-    fixed = target.is_fixed and target.num_certain == num_rows <= high
-    return log_sum_esp_given(W, C, pinned, low, high, rank, fixed)
-
-
-def inclusion_probs(target: Target) -> Array:
-    r"""P(a ∈ T) for every item a (n,): :math:`x_a^\top G x_a` with G = ∂ log Z / ∂C, Z the normaliser. O(n d²)."""
-    log_sum, slope = jax.value_and_grad(_log_normalizer)(target.kernel.C, target)
-    probs = quadratic_forms(target.kernel.X, slope)
-    probs = with_derivatives_of(jnp.clip(probs, 0.0, 1.0), probs)
-    # Beside items that are never there together nothing is.
-    probs = jnp.where(log_sum == -jnp.inf, 0.0, jnp.where(jnp.isnan(log_sum), jnp.nan, probs))
-    return probs.at[target.items].set(0.0, mode="drop")
-
-
-@jax.jit
-def log_sums_given(target: Target, subsets: Array) -> Array:
-    """The log-normaliser with each of the subsets (s, m) pinned."""
-    return lax.map(lambda items: log_normalizer(target.with_items(items, target.num_certain)), subsets)

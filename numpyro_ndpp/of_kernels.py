@@ -128,7 +128,12 @@ class OfKernels(Distribution):
     @property
     def target(self) -> Target:
         """What samplers draw from: the kernel, the pinned items and the allowed sizes."""
-        return Target(self.kernel, self.pinned, self.whole_sizes, self.num_certain)
+        return Target(self.kernel, self.pinned, self.whole_sizes, self.num_certain, self.log_size_weights)
+
+    @property
+    def log_size_weights(self) -> Array | None:
+        """log w_s (..., s) of what each size s weighs beside its determinants; None where all weigh one."""
+        return None
 
     def dense_kernel(self) -> Array:
         r"""The kernel :math:`L = X W X^\top` written out, (..., n, n): P(S) ∝ det L_S. For small n alone.

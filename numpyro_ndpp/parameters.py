@@ -2,14 +2,25 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.typing import ArrayLike
+from numpyro.distributions import Distribution
 from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.checks import floating, static_int
 
-__all__ = ["Shape", "factors_of", "fixed_size", "matrix_shape", "parts_of", "size_limits", "why_invalid"]
+__all__ = [
+    "Shape",
+    "factors_of",
+    "fixed_size",
+    "matrix_shape",
+    "parts_of",
+    "size_limits",
+    "size_logits_of",
+    "why_invalid",
+]
 
 Shape = tuple[int, ...]
 
@@ -103,12 +114,57 @@ def fixed_size(k: Any, n: int, d: int) -> tuple[int, int]:
     return size, size
 
 
+def size_logits_of(
+    size_logits: Any, min_size: Any, max_size: Any, n: int, d: int, dtype: Any
+) -> tuple[Array, tuple[int, int]]:
+    """The logarithms of the weights of the sizes 0 .. max_size (..., max_size+1), and the limits on the size.
+
+    :param size_logits: these logarithms, or a NumPyro distribution over the sizes.
+    :raises ValueError: for sizes beyond min(n, d), a distribution that is no discrete one, and nothing at all.
+    """
+    if isinstance(size_logits, Distribution):
+        low, high = size_limits(min_size, max_size, n, d)
+        if not size_logits.is_discrete or size_logits.event_shape:
+            raise ValueError(f"size_logits must be of sizes, which are integers, got the distribution {size_logits}")
+        sizes = np.arange(high + 1).reshape(-1, *(1,) * len(size_logits.batch_shape))
+        # Out of its support a distribution may say anything.
+        inside = size_logits.support(sizes)
+        log_probs = jnp.where(inside, size_logits.log_prob(jnp.where(inside, sizes, 0)), -jnp.inf)
+        return jnp.moveaxis(log_probs, 0, -1).astype(dtype), (low, high)
+    if size_logits is None or np.ndim(size_logits) == 0 or np.shape(size_logits)[-1] == 0:
+        what = "it is missing" if size_logits is None else f"got shape {np.shape(size_logits)}"
+        raise ValueError(f"size_logits must be the logarithms of the weights of the sizes 0, 1, ..., {what}")
+    largest, most = np.shape(size_logits)[-1] - 1, min(n, d)
+    if largest > most:
+        raise ValueError(
+            f"size_logits has the sizes 0 to {largest}, but no subset has more than min(num_items={n}, rank={d}) items"
+        )
+    limits = size_limits(min_size, largest if max_size is None else max_size, n, d)
+    if limits[1] > largest:
+        raise ValueError(f"max_size is {limits[1]}, but size_logits has the sizes 0 to {largest}")
+    return jnp.asarray(size_logits, dtype)[..., : limits[1] + 1], limits
+
+
+def _why_no_log_weights(known: np.ndarray) -> str | None:
+    bad = ~(known < np.inf)
+    if bad.any():
+        *_, size = map(int, np.unravel_index(np.argmax(bad), bad.shape))
+        return f"size_logits must be real numbers or -inf, got {known[bad][0]} for size {size}"
+    if (known == -np.inf).all(axis=-1).any():
+        return "size_logits must allow for one size at least, got -inf throughout"
+    return None
+
+
 def why_invalid(arguments: dict[str, Any]) -> str | None:
     """What is wrong with the first of the matrices, by their names, that may not be: in words, where it is seen."""
     for name, value in arguments.items():
         if not not_jax_tracer(value):
             continue
         known = np.asarray(value)
+        if name == "size_logits":
+            if reason := _why_no_log_weights(known):
+                return reason
+            continue
         bad = ~np.isfinite(known)
         if bad.any():
             *batch, row, column = map(int, np.unravel_index(np.argmax(bad), bad.shape))

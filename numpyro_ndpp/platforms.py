@@ -20,6 +20,8 @@ class Platform(NamedTuple):
     """Subsets sorted by size are cut into about so many groups, each computed at its own width."""
     smallest_group: int
     """No group is smaller than this. An accelerator waits for the width of each, so it has fewer of them."""
+    circle_chunk_bytes: int
+    """Matrices that are factorised at once: as soon as a chunk has none that counts, a CPU is done."""
     draw_chunk_bytes: int
     """What draws side by side take together: within a cache, or as many as fill an accelerator."""
     draws_alone: bool
@@ -33,6 +35,7 @@ _CPU = Platform(
     minor_chunk_bytes=3 * 2**20,
     num_groups=24,
     smallest_group=8,
+    circle_chunk_bytes=2 * 2**20,
     draw_chunk_bytes=16 * 2**20,
     draws_alone=True,
     chains_side_by_side=256,
@@ -42,6 +45,7 @@ _ACCELERATOR = Platform(
     minor_chunk_bytes=256 * 2**20,
     num_groups=8,
     smallest_group=512,
+    circle_chunk_bytes=2**30,
     draw_chunk_bytes=4 * 2**30,
     draws_alone=False,
     chains_side_by_side=2**31 - 1,

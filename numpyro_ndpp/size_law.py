@@ -3,7 +3,7 @@
 Each size would want a radius of its own on the circle of :mod:`numpyro_ndpp.normalizer`. The eigenvalues of M = W C
 have non-negative real part, so the polynomial det(I + t M) is a product of factors with non-negative coefficients, and
 multiplying those out in log space never cancels. Eigenvalues are no road to derivatives (they fail where eigenvalues
-repeat), so those come from the circle.
+repeat), so those come from a few circles (:mod:`numpyro_ndpp.circles`).
 """
 
 import math
@@ -14,19 +14,23 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_ndpp.circles import log_coefficients
 from numpyro_ndpp.kernel import marginal_matrix
-from numpyro_ndpp.linalg import column_lengths, matmul, with_derivatives_of
+from numpyro_ndpp.linalg import column_lengths, matmul
 from numpyro_ndpp.normalizer import (
+    Pencil,
     balanced_product,
-    log_circle_sum,
-    log_normalizer,
     log_sum_esp,
-    num_nodes,
     pencil,
     solve_near_sizes,
     true_rank,
 )
-from numpyro_ndpp.target import Pinned, Target
+from numpyro_ndpp.target import Pinned
+
+# Beside pinned items coefficients are read off at a scale. So many sizes are near enough to be read off at one, unless
+# there would be more scales than that.
+_SIZES_OF_AN_AIM = 4
+_MOST_AIMS = 16
 
 
 def _multiply_out(constant: Array, linear: Array, quadratic: Array) -> Array:
@@ -44,19 +48,21 @@ def _multiply_out(constant: Array, linear: Array, quadratic: Array) -> Array:
     return log_poly[: d + 1]
 
 
-@jax.jit
-def log_esps(W: Array, C: Array) -> Array:
+@partial(jax.jit, static_argnames="most")
+def log_esps(W: Array, C: Array, most: int | None = None) -> Array:
     """log e_0 .. log e_d (d+1,): all coefficients, -inf where they are zero to rounding.
 
-    O(d³) for the value. Each derivative takes a circle of its own: O(d⁵) in all. The probabilities of all sizes are
-    accurate to rounding; the logarithm of a coefficient that needs eigenvalues near eps times the largest is only as
-    good as these (:func:`log_sum_esp` is better there).
+    :param most: no larger size is wanted: then there are most + 1, and derivatives cost less.
+
+    O(d³) for the value, O(J d³) for all derivatives, J ≤ d + 49 nodes on a few circles. The probabilities of all sizes
+    are accurate to rounding; the logarithm of a coefficient that needs eigenvalues near eps times the largest is only
+    as good as these (:func:`log_sum_esp` is better there).
     """
-    return _log_esps(W, C)
+    return _log_esps(len(W) if most is None else most, W, C)[: None if most is None else most + 1]
 
 
-@jax.custom_jvp
-def _log_esps(W: Array, C: Array) -> Array:
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _log_esps(most: int, W: Array, C: Array) -> Array:
     M = balanced_product(W, C)
     d, eps = len(M), jnp.finfo(M.dtype).eps
     eigenvalues = jnp.linalg.eigvals(M)
@@ -72,41 +78,50 @@ def _log_esps(W: Array, C: Array) -> Array:
 
 
 @_log_esps.defjvp
-def _log_esps_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    value = _log_esps(*primals)
-    slopes = _slopes_by_circle(lambda W, C: (W, C, None), primals, tangents, len(primals[0]))
-    return value, jnp.where(jnp.isfinite(value), slopes.at[0].set(0.0), 0.0)
+def _log_esps_jvp(most: int, primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    value = _log_esps(most, *primals)
+    slopes = jax.jvp(lambda W, C: _by_circles(pencil(W, C), value, most), primals, tangents)[1]
+    return value, jnp.where(jnp.isfinite(value), slopes, 0.0)
 
 
-def _slopes_by_circle(kernel: Any, primals: tuple, tangents: tuple, d: int) -> Array:
-    """The derivatives (d+1,) of the logarithms of all coefficients; ``kernel(*primals)`` is W, C and what is pinned."""
-    nodes = num_nodes(0, d, d)
-
-    @jax.checkpoint
-    def slope(k: Array) -> Array:
-        def log_e(*parts: Array) -> Array:
-            W, C, pinned = kernel(*parts)
-            return log_circle_sum(W, C, pinned, k, k, k[None], nodes)
-
-        return jax.jvp(log_e, primals, tangents)[1]
-
-    return lax.map(slope, jnp.arange(d + 1))
+def _by_circles(poly: Pencil, log_e: Array, most: int) -> Array:
+    """The coefficients of sizes up to ``most``, whose logarithms are known already, in a way that has derivatives."""
+    factor, wanted = lax.stop_gradient(poly.log_factor), jnp.arange(len(log_e)) <= most
+    return log_coefficients(poly, log_e - factor, wanted, most + 1) + poly.log_factor
 
 
-@jax.jit
-def log_esps_given(W: Array, C: Array, pinned: Pinned, low: Array | int, high: Array | int) -> Array:
+@partial(jax.jit, static_argnames="every_size")
+def log_esps_given(
+    W: Array, C: Array, pinned: Pinned, low: Array | int, high: Array | int, every_size: bool = False
+) -> Array:
     """log Σ det L_{J∪T} over the T of s other items, s = 0 .. d (d+1,); -inf where that is zero to rounding.
 
     :param low, high: limits on the size of J∪T; -inf beyond them. The probabilities of the sizes within are accurate.
+    :param every_size: whether the coefficient of every size within is to be accurate, however unlikely it is beside
+        the others. up to 16 times O(d³).
     """
-    low, high = low - pinned.number, high - pinned.number
-    sizes = jnp.arange(len(W) + 1)
-    log_e = _log_esps_given(W, C, *pinned, jnp.asarray(low), jnp.asarray(high))
-    return jnp.where((sizes >= low) & (sizes <= high), log_e, -jnp.inf)
+    sizes, number = jnp.arange(len(W) + 1), pinned.number
+    aims = jnp.asarray([[low, high]])
+    if every_size:
+        step = max(_SIZES_OF_AN_AIM, -(-len(W) // _MOST_AIMS))
+        # Above the rank there is no scale to aim with, and at the rank itself none that others could be read off at.
+        most = jnp.clip(true_rank(W, C) - 1, low, high)
+        aims = jnp.clip(jnp.arange(1, len(W) + step, step), low, most)[:, None].repeat(2, 1)
+    log_e = _log_esps_given(W, C, *pinned, aims - number)
+    return jnp.where((sizes >= low - number) & (sizes <= high - number), log_e, -jnp.inf)
 
 
 @jax.custom_jvp
-def _log_esps_given(W: Array, C: Array, rows: Array, present: Array, low: Array, high: Array) -> Array:
+def _log_esps_given(W: Array, C: Array, rows: Array, present: Array, aims: Array) -> Array:
+    """Each size by the nearest of the aims (a, 2), the sizes that are to be likely where it is read off."""
+    if len(aims) == 1:
+        return _log_esps_near(W, C, rows, present, *aims[0])
+    by_aim = lax.map(lambda aim: _log_esps_near(W, C, rows, present, *aim), aims)
+    nearest = jnp.argmin(jnp.abs(jnp.arange(len(W) + 1)[:, None] - aims[:, 0]), axis=1)
+    return by_aim[nearest, jnp.arange(len(nearest))]
+
+
+def _log_esps_near(W: Array, C: Array, rows: Array, present: Array, low: Array, high: Array) -> Array:
     poly = pencil(W, C, Pinned(rows, present))
     d, eps = len(W), jnp.finfo(W.dtype).eps
     # Read off at a scale where the sizes that count are likely: the polynomial is a product of (1 - p) + p t / scale.
@@ -152,34 +167,12 @@ def _missing_ranks(W: Array, pinned: Pinned) -> Array:
 
 @_log_esps_given.defjvp
 def _log_esps_given_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
-    W, C, rows, present, _, _ = primals
+    W, C, rows, present, _ = primals
     value = _log_esps_given(*primals)
-    slopes = _slopes_by_circle(lambda W, C, rows: (W, C, Pinned(rows, present)), (W, C, rows), tangents[:3], len(W))
+    slopes = jax.jvp(
+        lambda W, C, rows: _by_circles(pencil(W, C, Pinned(rows, present)), value, len(W)), (W, C, rows), tangents[:3]
+    )[1]
     return value, jnp.where(jnp.isfinite(value), slopes, 0.0)
-
-
-def log_weights_of_sizes(target: Target, C: Array) -> Array:
-    """The logarithm of the weight of every number 0 .. d of other items than the pinned ones (d+1,).
-
-    :param C: the kernel's Gram matrix, which samplers have already.
-
-    -inf where the whole subset is smaller or larger than allowed.
-    """
-    W = target.kernel.W
-    if len(target.items):
-        return log_esps_given(W, C, target.pinned, *target.sizes)
-    return restrict_sizes(log_esps(W, C), *target.sizes)
-
-
-def size_log_probs(target: Target) -> Array:
-    """log P(T has s items) for s = 0 .. d (d+1,)."""
-    log_e = log_weights_of_sizes(target, target.kernel.C)
-    # What is impossible is for the normaliser to say. A size of probability zero is missing in the derivatives of this
-    # sum, and is not in the normaliser's.
-    log_sum = log_normalizer(target)
-    total = with_derivatives_of(jax.nn.logsumexp(log_e), log_sum)
-    log_probs = jnp.where((log_e > -jnp.inf) & (log_sum > -jnp.inf), log_e - total, -jnp.inf)
-    return jnp.where(jnp.isnan(log_sum), jnp.nan, log_probs)
 
 
 def log_scales_of_mean_size(log_e: Array, mean_sizes: Array) -> Array:
@@ -206,6 +199,17 @@ def log_scales_of_mean_size(log_e: Array, mean_sizes: Array) -> Array:
     steps = jnp.finfo(log_e.dtype).nmant + 12
     low, high = lax.fori_loop(0, steps, halve, (jnp.full_like(mean_sizes, -bound), jnp.full_like(mean_sizes, bound)))
     return 0.5 * (low + high)
+
+
+def log_scale_of_each_size(log_e: Array) -> Array:
+    """log r (d+1,) for every size k such that the sizes of weight e_k rᵏ have a mean of about k - 1/2, where one can.
+
+    :param log_e: log e_0 .. log e_d (d+1,), of all sizes: a law restricted to one size has that mean at every scale.
+    """
+    sizes, known = jnp.arange(len(log_e)), log_e > -jnp.inf
+    least, most = jnp.min(jnp.where(known, sizes, len(sizes))), jnp.max(jnp.where(known, sizes, 0))
+    half_less = jnp.clip(sizes.astype(log_e.dtype) - 0.5, least + 0.1, jnp.maximum(most - 0.1, least + 0.1))
+    return jnp.where(least < most, log_scales_of_mean_size(log_e, half_less), 0.0)
 
 
 def restrict_sizes(log_e: Array, low: Array | int, high: Array | int) -> Array:

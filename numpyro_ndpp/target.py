@@ -2,7 +2,10 @@ r"""What is computed and drawn for one kernel: the subsets of an allowed size th
 
 With J the pinned items, usually none, and T = S∖J the others,
 
-.. math:: P(T) = \det L_{J∪T} \Big/ \sum_{T'} \det L_{J∪T'} \qquad\text{over } low \le |J∪T| \le high .
+.. math:: P(T) = w_{|J∪T|} \det L_{J∪T} \Big/ \sum_{T'} w_{|J∪T'|} \det L_{J∪T'}
+          \qquad\text{over } low \le |J∪T| \le high .
+
+The weights w of the sizes are all one, unless the law of the size is free.
 
 The items stay a part of the target rather than of a conditional kernel, which need not exist.
 """
@@ -21,8 +24,8 @@ from numpyro_ndpp.kernel import Kernel, marginal_matrix, rows_of
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.minors import log_minors
 
-# The dimensions of X, W, K and the pinned items, as jnp.vectorize has them.
-_DIMS = "(n,d)", "(d,d)", "(e,e)", "(j)"
+# The dimensions of X, W, K, the pinned items and the weights of the sizes, as jnp.vectorize has them.
+_DIMS = "(n,d)", "(d,d)", "(e,e)", "(j)", "(w)"
 
 
 class Pinned(NamedTuple):
@@ -56,15 +59,20 @@ class Pinned(NamedTuple):
         return Z - matmul(matmul(Z, self.rows.T), jnp.linalg.solve(minor, left))
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["kernel", "items"], meta_fields=["sizes", "num_certain"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["kernel", "items", "log_size_weights"],
+    meta_fields=["sizes", "num_certain"],
+)
 @dataclass(frozen=True)
 class Target:
-    """P(T) ∝ det L_{J∪T} over the sets T of other items than J, with J∪T of an allowed size."""
+    """P(T) ∝ w det L_{J∪T} over the sets T of other items than J, with J∪T of an allowed size, whose weight is w."""
 
     kernel: Kernel
     items: Array  # (j,) the pinned items J, padded with n
     sizes: tuple[int, int] = field(metadata={"static": True})  # the smallest and the largest J∪T
     num_certain: int = field(metadata={"static": True})  # how many of the items are known to be no padding
+    log_size_weights: Array | None = None  # (high+1,) the logarithms of w_0 .. w_high; None: all sizes weigh one
 
     @classmethod
     def of(cls, kernel: Kernel, low: int, high: int) -> "Target":
@@ -82,8 +90,9 @@ class Target:
 
     @property
     def is_unlimited(self) -> bool:
-        """Whether every subset that holds the pinned items has an allowed size."""
-        return self.num_certain >= self.sizes[0] and self.sizes[1] == self.kernel.max_rank
+        """Whether every subset that holds the pinned items has an allowed size, and all sizes weigh one."""
+        has_all = self.num_certain >= self.sizes[0] and self.sizes[1] == self.kernel.max_rank
+        return has_all and self.log_size_weights is None
 
     @property
     def width(self) -> int:
@@ -104,7 +113,12 @@ class Target:
             return array if array.shape == shape else jnp.broadcast_to(array, shape)
 
         kernel = Kernel(*(broadcast(array, 2) for array in self.kernel))
-        return replace(self, kernel=kernel, items=broadcast(self.items, 1))
+        weights = None if self.log_size_weights is None else broadcast(self.log_size_weights, 1)
+        return replace(self, kernel=kernel, items=broadcast(self.items, 1), log_size_weights=weights)
+
+    def of_all_sizes(self) -> "Target":
+        """The same kernel and items without limits on the size and weights of sizes."""
+        return replace(self, sizes=(0, self.kernel.X.shape[-1]), log_size_weights=None)
 
     def with_items(self, items: Array, num_certain: int) -> "Target":
         """The items (j,) pinned in place of the others."""
@@ -118,7 +132,8 @@ def per_kernel(function: Callable[[Target], Array], target: Target, out: str) ->
     """
     leaves, structure = jax.tree.flatten(target)
     of_leaves = jnp.vectorize(
-        lambda *leaves: function(jax.tree.unflatten(structure, leaves)), signature=f"{','.join(_DIMS)}->{out}"
+        lambda *leaves: function(jax.tree.unflatten(structure, leaves)),
+        signature=f"{','.join(_DIMS[: len(leaves)])}->{out}",
     )
     return of_leaves(*leaves)
 

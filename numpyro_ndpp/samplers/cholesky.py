@@ -25,9 +25,10 @@ from jax import Array, lax, random
 from numpyro_ndpp.kernel import Kernel, marginal_matrix, rows_of, without
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.minors import log_minor
+from numpyro_ndpp.probabilities import log_weights_of_sizes
 from numpyro_ndpp.samplers.base import OneByOne
 from numpyro_ndpp.samplers.batching import until_accepted
-from numpyro_ndpp.size_law import log_scales_of_mean_size, log_weights_of_sizes
+from numpyro_ndpp.size_law import log_scale_of_each_size
 from numpyro_ndpp.target import Pinned, Target
 
 # One sweep in 2.5 standard deviations of the size has the right size: so many failures never happen by chance.
@@ -114,15 +115,8 @@ class Cholesky(OneByOne):
         state = CholeskyState(W, C, others, target.pinned, None, None, target.width)
         if target.is_unlimited:
             return state
-        log_e = log_weights_of_sizes(target, C)
-        # Sizes beyond the limits, for the scales: a law restricted to one size has that mean at every scale.
-        all_sizes = log_weights_of_sizes(replace(target, sizes=(0, X.shape[1])), C)
-        sizes = jnp.arange(len(log_e))
-        known = all_sizes > -jnp.inf
-        least, most = jnp.min(jnp.where(known, sizes, len(sizes))), jnp.max(jnp.where(known, sizes, 0))
-        half_less = jnp.clip(sizes.astype(X.dtype) - 0.5, least + 0.1, jnp.maximum(most - 0.1, least + 0.1))
-        log_scales = jnp.where(least < most, log_scales_of_mean_size(all_sizes, half_less), 0.0)
-        return replace(state, size_logits=log_e, log_scales=log_scales)
+        all_sizes = log_weights_of_sizes(target.of_all_sizes(), C, every_size=True)
+        return replace(state, size_logits=log_weights_of_sizes(target, C), log_scales=log_scale_of_each_size(all_sizes))
 
     def draw(self, state: CholeskyState, key: Array) -> Array:
         """One subset, padded; -1 throughout if none of an allowed size was found."""

@@ -41,7 +41,8 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 
 from numpyro_ndpp.kernel import rows_of
-from numpyro_ndpp.normalizer import HALF_AN_ITEM, log_normalizer, pencil, size_moments, solve_log_scale
+from numpyro_ndpp.normalizer import HALF_AN_ITEM, pencil, size_moments, solve_log_scale
+from numpyro_ndpp.probabilities import log_normalizer
 from numpyro_ndpp.samplers.base import OneByOne
 from numpyro_ndpp.samplers.batching import chunk_size, in_chunks, side_by_side
 from numpyro_ndpp.samplers.circle import (

@@ -31,7 +31,7 @@ the mean size is at that limit, acceptance is as likely as it can be.
 Reference: this project's documentation, "Theory". To our knowledge the method is new.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -41,9 +41,11 @@ from jax import Array, lax, random
 
 from numpyro_ndpp.kernel import rows_of, without
 from numpyro_ndpp.linalg import matmul, right_divide
-from numpyro_ndpp.normalizer import HALF_AN_ITEM, log_normalizer, pencil, solve_log_scale
-from numpyro_ndpp.samplers.batching import until_accepted
+from numpyro_ndpp.normalizer import HALF_AN_ITEM, pencil, solve_log_scale
+from numpyro_ndpp.probabilities import log_normalizer, log_weights_of_sizes
+from numpyro_ndpp.samplers.batching import draw_sizes, until_accepted
 from numpyro_ndpp.samplers.tree import leaf_shape, pack, pack_query, pick, sums_of_leaves, symmetric_part, unpack
+from numpyro_ndpp.size_law import log_scale_of_each_size
 from numpyro_ndpp.target import Pinned, Target
 
 # How far the fall of the logarithm may be from that of the trace, for the next guess.
@@ -54,9 +56,22 @@ _MAX_ATTEMPTS = 10_000
 _ROUNDING_UNITS = 4
 
 
+class _Sizes(NamedTuple):
+    """Where sizes have weights of their own: the size is drawn first, then subsets until one has it.
+
+    Subsets are drawn from the kernel scaled for that size, of which one in 2.5 standard deviations has it.
+    """
+
+    logits: Array  # (d+1,)
+    log_scales: Array  # (d+1,) of the kernel, for every size
+    W: Array
+    C: Array
+    pinned: Pinned
+
+
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["X", "nodes", "R", "log_scale", "limits", "possible"],
+    data_fields=["X", "nodes", "R", "log_scale", "limits", "possible", "sizes"],
     meta_fields=["leaf_size", "width"],
 )
 @dataclass(frozen=True)
@@ -69,6 +84,7 @@ class LeapState:
     log_scale: Array  # of the kernel that is drawn from
     limits: Array | None  # (2,) the smallest and the largest number of items beside the pinned ones
     possible: Array  # whether any allowed subset has a positive probability
+    sizes: _Sizes | None  # where sizes have weights of their own
     leaf_size: int = field(metadata={"static": True})
     width: int = field(metadata={"static": True})
 
@@ -229,7 +245,7 @@ def _leap(state: LeapState, draw: _Draw, uniforms: Array) -> _Draw:
         leaf=leaf,
         low=j + 1,
         head=pack(matmul(rest.T, rest)),
-        is_done=draw.size + 1 > state.width,
+        is_done=draw.size + 1 > (state.width if state.limits is None else jnp.minimum(state.limits[1], state.width)),
         is_sound=was_found,
     )
     ended = draw._replace(is_done=jnp.asarray(True))
@@ -269,8 +285,11 @@ def prepare_leap(target: Target) -> LeapState:
     kernel, items = target.kernel.whitened(), target.items
     X, W, C = kernel.X, kernel.W, kernel.C
     given = Pinned.of(X, items)
-    log_scale, limits = jnp.zeros((), X.dtype), None
-    if not target.is_unlimited:
+    log_scale, limits, sizes = jnp.zeros((), X.dtype), None, None
+    if target.log_size_weights is not None:
+        scales = log_scale_of_each_size(log_weights_of_sizes(target.of_all_sizes(), target.kernel.C, every_size=True))
+        sizes = _Sizes(log_weights_of_sizes(target, target.kernel.C), scales, W, C, given)
+    elif not target.is_unlimited:
         low, high = target.limits
         log_scale, _ = solve_log_scale(pencil(W, C, given), low - HALF_AN_ITEM, high, pinned=len(items) > 0)
         limits = jnp.stack([low, high])
@@ -279,11 +298,16 @@ def prepare_leap(target: Target) -> LeapState:
     X = without(X, items)
     nodes = sums_of_nodes(X, num_leaves, leaf_size)
     possible = (log_weight > -jnp.inf) & jnp.isfinite(R).all()
-    return LeapState(X, nodes, R, log_scale, limits, possible, leaf_size, target.width)
+    return LeapState(X, nodes, R, log_scale, limits, possible, sizes, leaf_size, target.width)
 
 
 def draw_by_leaps(state: LeapState, key: Array) -> Array:
     """One subset (w,), padded; -1 throughout if none could be drawn."""
+    if (sizes := state.sizes) is not None:
+        size = draw_sizes(sizes.logits, key[None])[0]
+        log_scale = sizes.log_scales[size]
+        R = sizes.pinned.marginal_matrix(jnp.exp(log_scale) * sizes.W, sizes.C)
+        state = replace(state, R=R, log_scale=log_scale, limits=jnp.stack([size, size]))
 
     def attempt(number: Array) -> tuple[Array, Array]:
         return _attempt(state, random.fold_in(key, number))

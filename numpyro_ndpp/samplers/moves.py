@@ -19,9 +19,11 @@ def move(
     r"""A proposal from a subset (w,), padded: r items dropped uniformly, which leaves A, then s drawn to join A.
 
     :param num_dropped, num_added: r and s, 0 to 2 each; they may be traced.
-    :return: the new subset, and the logarithm of the Hastings ratio for the law det L_S of subsets of all sizes,
+    :return: the new subset, and the logarithm of the Hastings ratio for the law w det L_S of subsets of all sizes, with
+        w the weight of the size,
 
-    .. math:: \binom{|S|}{r} Z_s(A) \Big/ \binom{|S'|}{s} Z_r(A), \qquad Z_s(A) = \sum_{|T|=s} \det L_{A∪T} ,
+    .. math:: w_{|S'|} \binom{|S|}{r} Z_s(A) \Big/ w_{|S|} \binom{|S'|}{s} Z_r(A), \qquad
+              Z_s(A) = \sum_{|T|=s} \det L_{A∪T} ,
 
     zero for r = s; -inf where there is no such move. The reverse of a move has r and s exchanged: propose both
     equally often. O(w d² + d³ + d² log n).
@@ -51,6 +53,10 @@ def move(
     new_size = size - num_dropped + num_added
     log_ratio = log_sums[num_added] - log_sums[num_dropped] + (num_added - num_dropped) * kernel.log_scale
     log_ratio += _log_choose(size, num_dropped) - _log_choose(new_size, num_added)
+    if walk.log_size_weights is not None:
+        whole_sizes = jnp.stack([size, new_size]) + jnp.sum(walk.pinned < n)
+        old, new = walk.log_size_weights.at[whole_sizes].get(mode="fill", fill_value=-jnp.inf)
+        log_ratio += jnp.where(new == -jnp.inf, -jnp.inf, new - jnp.where(old == -jnp.inf, 0.0, old))
     log_ratio = jnp.where(jnp.equal(num_dropped, num_added), 0.0, log_ratio).astype(walk.dtype)
     whole = jnp.sort(jnp.append(walk.pinned, together))
     possible = (size >= num_dropped) & (new_size <= width)

@@ -30,7 +30,7 @@ from jax import Array, random
 from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.kernel import Kernel, rows_of
 from numpyro_ndpp.linalg import log_determinant, matmul
-from numpyro_ndpp.normalizer import log_normalizer
+from numpyro_ndpp.probabilities import log_normalizer
 from numpyro_ndpp.samplers.base import HasTarget, OneByOne
 from numpyro_ndpp.samplers.batching import chunk_size, until_accepted
 from numpyro_ndpp.samplers.proposal import (
@@ -90,6 +90,9 @@ def _prepare(target: Target, kernel: Kernel, C: Array) -> tuple[Array, Symmetric
     symmetric = decompose(conditional, C)
     table = log_esp_table(symmetric.eigenvalues, target.width)
     size_logits = restrict_sizes(table[-1], *target.limits)
+    if target.log_size_weights is not None:
+        whole = jnp.arange(len(size_logits)) + pinned.number
+        size_logits = size_logits + target.log_size_weights.at[whole].get(mode="fill", fill_value=-jnp.inf)
     log_expected = _log_expected(size_logits, log_hat, log_normalizer(target))
     return What, symmetric, table, size_logits, log_expected
 

@@ -17,13 +17,13 @@ from jax import Array, lax, random
 from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.greedy import greedy_given, greedy_map, greedy_subsets
 from numpyro_ndpp.platforms import platform
+from numpyro_ndpp.probabilities import log_weights_of_sizes
 from numpyro_ndpp.samplers.base import Sampler
 from numpyro_ndpp.samplers.batching import by_size, chunk_size, draw_sizes, in_chunks, side_by_side
 from numpyro_ndpp.samplers.chain import ChainState, WalkKernel
 from numpyro_ndpp.samplers.direct import WIDE
 from numpyro_ndpp.samplers.tree import build_tree
 from numpyro_ndpp.samplers.walk import Walk, WalkSettings
-from numpyro_ndpp.size_law import log_weights_of_sizes
 from numpyro_ndpp.target import Target
 
 UPS = ("direct", "rejection")
@@ -134,13 +134,22 @@ class UpDown(Sampler):
             size_logits = log_weights_of_sizes(target, C)
             starts = greedy_subsets(kernel, C, size_logits[: width + 1] > -jnp.inf, items)
             size_logits = _without_phantom_sizes(size_logits, starts, kernel.num_items)
-        return Walk(WalkKernel.of(kernel.X, kernel.W, tree), items, starts, size_logits, self.walk_settings)
+        return Walk(
+            WalkKernel.of(kernel.X, kernel.W, tree),
+            items,
+            starts,
+            size_logits,
+            target.log_size_weights,
+            self.walk_settings,
+        )
 
     def for_moves(self, target: Target) -> Walk:
         """The walk of one kernel for :meth:`Walk.move` alone: without starts and the law of the size. O(n d²) once."""
         kernel = target.kernel
         starts = jnp.full(target.width, kernel.num_items, jnp.int32)
-        return Walk(WalkKernel.of(kernel.X, kernel.W), target.items, starts, None, self.walk_settings)
+        return Walk(
+            WalkKernel.of(kernel.X, kernel.W), target.items, starts, None, target.log_size_weights, self.walk_settings
+        )
 
     @property
     def walk_settings(self) -> WalkSettings:

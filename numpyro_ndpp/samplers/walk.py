@@ -41,7 +41,7 @@ class StepInfo(NamedTuple):
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["kernel", "pinned", "starts", "size_logits"],
+    data_fields=["kernel", "pinned", "starts", "size_logits", "log_size_weights"],
     meta_fields=["settings"],
 )
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Walk:
     pinned: Array  # (j,) items in every subset, padded with n; no step drops them
     starts: Array  # (w,) or, where the size varies, (w+1, w): a subset of positive probability of each size
     size_logits: Array | None  # (d+1,) where the size varies
+    log_size_weights: Array | None  # log of what every size weighs beside its determinants; None: one
     settings: WalkSettings = field(metadata={"static": True})
 
     @property

@@ -1,0 +1,288 @@
+"""A free distribution of the size: every member against enumeration, and against NDPP and KNDPP where they agree."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from chi_square import chi_square_p_value
+from jax import random
+from kernels import HARDEST, KERNELS, PARTS, TRUE_RANK, N, all_subsets, factors, inclusion, minors_above_rounding, sizes
+from numpyro.infer import MCMC, SVI, Predictive, Trace_ELBO
+
+from numpyro_ndpp import KNDPP, NDPP, Cholesky, Exact, Rejection, SizedNDPP, SubsetGibbs, UpDown, pad_subsets
+from numpyro_ndpp.circles import log_coefficients
+from numpyro_ndpp.kernel import gram
+from numpyro_ndpp.normalizer import log_sum_esp, pencil
+from numpyro_ndpp.size_law import log_esps
+
+D = 8
+NAMES = [name for name in KERNELS if name != "n < d"]
+LOGITS = np.log(np.array([0.05, 0.2, 0.1, 0.3, 0.02, 0.1, 0.08, 0.05, 0.1]))
+SUBSETS = all_subsets(N, 0, D)
+PADDED = np.asarray(pad_subsets(SUBSETS, N, D))
+
+
+def stacked(names=NAMES):
+    """All kernels of the table in one batch: one compilation."""
+    X, W = (np.stack(parts) for parts in zip(*(factors(name) for name in names), strict=True))
+    return X, W
+
+
+def enumerated(name, logits=LOGITS, low=0, high=D, include=(), exclude=()):
+    """P(T) of every T: π of a size that has a subset, shared out among its minors, then Bayes' rule."""
+    minors, weights = minors_above_rounding(name), {}
+    for size in range(low, min(high, len(logits) - 1) + 1):
+        of_size = {subset: minor for subset, minor in minors.items() if len(subset) == size}
+        total = sum(of_size.values())
+        for subset, minor in of_size.items():
+            if total and set(include) <= set(subset) and not set(exclude) & set(subset):
+                weights[tuple(i for i in subset if i not in include)] = np.exp(logits[size]) * minor / total
+    total = sum(weights.values())
+    return {T: weight / total for T, weight in weights.items()} if total else None
+
+
+def probabilities(law, subsets):
+    return np.array([law.get(subset, 0.0) for subset in subsets])
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return SizedNDPP.from_factors(*stacked(), LOGITS)
+
+
+def test_log_prob_equals_enumeration(batch):
+    values = np.exp(np.asarray(batch.log_prob(PADDED[:, None])))
+    for number, name in enumerate(NAMES):
+        expected = probabilities(enumerated(name), SUBSETS)
+        np.testing.assert_allclose(values[:, number], expected, atol=1e-10, rtol=1e-7, err_msg=name)
+        np.testing.assert_allclose(values[:, number].sum(), 1.0, atol=1e-9)
+    np.testing.assert_allclose(
+        batch.multihot().log_prob(np.eye(N, dtype=int)[:2, None]), batch.log_prob([[[0]], [[1]]])
+    )
+
+
+def test_sizes_and_inclusion_equal_enumeration(batch):
+    size_probs, included = np.exp(np.asarray(batch.size_log_prob())), np.asarray(batch.inclusion_probs())
+    for number, name in enumerate(NAMES):
+        law = enumerated(name)
+        np.testing.assert_allclose(size_probs[number], sizes(law, D + 1), atol=1e-10, err_msg=name)
+        np.testing.assert_allclose(included[number], inclusion(law), atol=1e-8, err_msg=name)
+
+
+def test_marginals_equal_enumeration(batch):
+    sets = [(0, 1), (4,), (2, 5, 6), ()]
+    values = np.exp(np.asarray(batch.marginal_log_prob(np.asarray(pad_subsets(sets, N, 3))[:, None])))
+    for number, name in enumerate(NAMES):
+        law = enumerated(name)
+        expected = [sum(p for subset, p in law.items() if set(items) <= set(subset)) for items in sets]
+        np.testing.assert_allclose(values[:, number], expected, atol=1e-8, err_msg=name)
+
+
+def test_conditioned_it_follows_bayes_rule():
+    names = ["ordinary", "near skew", "symmetric", "d1 < d2"]
+    given = SizedNDPP.from_factors(*stacked(names), LOGITS, min_size=1, max_size=6).condition([0, 7], exclude=[3])
+    others = [subset for subset in SUBSETS if not {0, 7} & set(subset) and len(subset) <= 6]
+    values = np.exp(np.asarray(given.log_prob(np.asarray(pad_subsets(others, N, 6))[:, None])))
+    size_probs, included = np.exp(np.asarray(given.size_log_prob())), np.asarray(given.inclusion_probs())
+    for number, name in enumerate(names):
+        law = enumerated(name, low=1, high=6, include=(0, 7), exclude=(3,))
+        np.testing.assert_allclose(values[:, number], probabilities(law, others), atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(size_probs[number], sizes(law, D + 1), atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(included[number], inclusion(law), atol=1e-7, err_msg=name)
+
+
+def test_it_is_the_ndpp_of_that_distribution_of_the_size():
+    V, B, skew = PARTS["ordinary"]
+    ndpp = NDPP(V, B, skew)
+    sized = SizedNDPP(3.0 * V, 3.0 * B, skew, ndpp.size_log_prob())  # its scale does not count
+    np.testing.assert_allclose(sized.log_prob(PADDED), ndpp.log_prob(PADDED), atol=1e-9)
+    np.testing.assert_allclose(sized.inclusion_probs(), ndpp.inclusion_probs(), atol=1e-9)
+
+
+def test_it_is_the_kndpp_of_a_size_that_is_certain():
+    V, B, skew = PARTS["ordinary"]
+    kndpp = KNDPP(V, B, skew, 3)
+    certain = np.where(np.arange(D + 1) == 3, 0.0, -np.inf)
+    triples = PADDED[[len(subset) == 3 for subset in SUBSETS]][:, :3]
+    for sized in (SizedNDPP(V, B, skew, certain), SizedNDPP(V, B, skew, LOGITS, min_size=3, max_size=3)):
+        np.testing.assert_allclose(sized.log_prob(triples), kndpp.log_prob(triples), atol=1e-9)
+        np.testing.assert_allclose(sized.inclusion_probs(), kndpp.inclusion_probs(), atol=1e-9)
+
+
+def test_sizes_without_a_subset_leave_their_probability_to_the_others():
+    V, B, skew = PARTS["skew pairs"]
+    law = SizedNDPP(V, B, skew, LOGITS)
+    even = np.exp(LOGITS[::2]) / np.exp(LOGITS[::2]).sum()
+    np.testing.assert_allclose(np.exp(law.size_log_prob())[::2], even, atol=1e-12)
+    np.testing.assert_array_equal(law.size_log_prob()[1::2], -np.inf)
+    odd_only = SizedNDPP(V, B, skew, np.where(np.arange(D + 1) % 2, LOGITS, -np.inf), sampler=Cholesky())
+    assert odd_only.log_normalizer == -np.inf
+    np.testing.assert_array_equal(odd_only.log_prob(PADDED), -np.inf)
+    np.testing.assert_array_equal(odd_only.inclusion_probs(), 0.0)
+    with pytest.raises(ValueError, match="probability zero"):
+        odd_only.sample(random.key(0), (3,))
+
+
+def test_sizes_by_a_distribution_are_truncated():
+    V, B, skew = PARTS["ordinary"]
+    sizes_of = dist.NegativeBinomial2(2.0, 1.5)
+    law = SizedNDPP(V, B, skew, sizes_of, min_size=1, max_size=5)
+    expected = np.exp(np.asarray(sizes_of.log_prob(np.arange(1, 6))))
+    np.testing.assert_allclose(np.exp(law.size_log_prob())[1:6], expected / expected.sum(), atol=1e-12)
+    few = SizedNDPP(V, B, skew, dist.Binomial(2, 0.5))  # no size above 2
+    np.testing.assert_allclose(np.exp(few.size_log_prob())[:4], [0.25, 0.5, 0.25, 0], atol=1e-12)
+
+
+def _numerical(function, argument, step=1e-5):
+    slopes = np.zeros(argument.size)
+    for entry in range(argument.size):
+        change = np.zeros(argument.size)
+        change[entry] = step
+        change = change.reshape(argument.shape)
+        slopes[entry] = (function(argument + change) - function(argument - change)) / (2 * step)
+    return slopes.reshape(argument.shape)
+
+
+@pytest.mark.parametrize("name", ["ordinary", pytest.param("near skew", marks=pytest.mark.slow)])
+def test_gradients_equal_finite_differences(name):
+    V, B, skew = (np.asarray(part) for part in PARTS[name])
+    baskets = np.asarray(pad_subsets([[0], [1, 4, 6], [2, 3, 5, 8, 9], [0, 2, 4, 7]], N, 5))
+
+    @jax.jit
+    def value(V, B, skew, logits):
+        law = SizedNDPP(V, B, skew, logits, validate_args=False)
+        return law.log_prob(baskets).sum() + law.inclusion_probs()[2] + law.marginal_log_prob(jnp.array([1, 5]))
+
+    slopes = jax.jit(jax.grad(value, argnums=(0, 1, 2, 3)))(V, B, skew, LOGITS)
+    for number, argument in enumerate((V, B, skew, LOGITS)):
+        arguments = [V, B, skew, LOGITS]
+
+        def moved(changed, arguments=arguments, number=number):
+            return value(*arguments[:number], changed, *arguments[number + 1 :])
+
+        np.testing.assert_allclose(slopes[number], _numerical(moved, argument), rtol=1e-6, atol=1e-6)
+
+
+@jax.jit
+@partial(jax.vmap, in_axes=(0, 0, 0))
+def _slopes(W, C, dW):
+    """Derivatives of all coefficients along dW: by few circles for all sizes, and by a circle for each of them."""
+    rank, sizes = len(W), jnp.arange(len(W) + 1)
+    value, by_few = jax.jvp(lambda W: log_esps(W, C), (W,), (dW,))
+    again = log_coefficients(pencil(W, C), value, sizes >= 0, rank + 1)
+    by_one = [jax.jvp(lambda W, k=k: log_sum_esp(W, C, k, k, rank), (W,), (dW,))[1] for k in range(1, rank + 1, 2)]
+    return value, again, by_few, jnp.stack(by_one)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-8), (np.float32, 1e-3)])
+def test_few_circles_serve_all_sizes(dtype, tolerance):
+    names = [name for name in NAMES if TRUE_RANK[name] == D and "skew" not in name and "cond" not in name]
+    X, W = stacked(names)
+    C = np.stack([gram(x) for x in X])
+    dW = np.random.default_rng(0).normal(size=W.shape)
+    scale = np.trace(C, axis1=1, axis2=2)[:, None, None]
+    value, again, by_few, by_one = _slopes(W.astype(dtype), (C / scale).astype(dtype), dW.astype(dtype))
+    np.testing.assert_allclose(again, value, atol=tolerance, rtol=tolerance)
+    np.testing.assert_allclose(by_few[:, 1::2], by_one, atol=tolerance, rtol=tolerance)
+
+
+SAMPLERS = [Cholesky(), UpDown(), pytest.param(Exact()), pytest.param(Rejection(), marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=type)
+def test_draws_have_the_law(sampler):
+    # A test of 4,000 draws by chi-square; with a fixed key it does not fail by chance from run to run.
+    V, B, skew = PARTS["ordinary"]
+    law = SizedNDPP(V, 0.3 * np.asarray(B), skew, LOGITS[:5], sampler=sampler)
+    if isinstance(sampler, UpDown):
+        law = law.with_sampler(UpDown(num_steps=20))
+    draws = np.asarray(law.multihot().sample(random.key(1), (4000,)))
+    subsets = [subset for subset in SUBSETS if len(subset) <= 4]
+    probs = np.exp(np.asarray(law.log_prob(np.asarray(pad_subsets(subsets, N, 4)))))
+    assert chi_square_p_value(dict(zip(subsets, probs, strict=True)), draws) > 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HARDEST)
+@pytest.mark.parametrize("sampler", [Cholesky(), UpDown(num_steps=30), Exact()], ids=type)
+def test_draws_have_the_law_on_hard_kernels(name, sampler):
+    law = SizedNDPP.from_factors(*factors(name), LOGITS[:7], sampler=sampler)
+    expected = enumerated(name, LOGITS[:7])
+    draws = np.asarray(law.multihot().sample(random.key(2), (4000,)))
+    assert chi_square_p_value(expected, draws) > 1e-4
+    if name in ("ordinary", "near skew"):
+        given = law.condition([0], exclude=[3])
+        draws = np.asarray(given.multihot().sample(random.key(3), (4000,)))
+        assert chi_square_p_value(enumerated(name, LOGITS[:7], include=(0,), exclude=(3,)), draws) > 1e-4
+
+
+def test_greedy_chooses_among_the_sizes(batch):
+    best = np.asarray(batch.greedy())
+    values = np.asarray(batch.log_prob(best))
+    by_size = np.stack([np.asarray(batch.log_prob(batch.greedy(k))) for k in (1, 3)])
+    assert (values >= by_size - 1e-9).all()
+    assert np.isfinite(values).all()
+
+
+def test_latent_subsets_are_drawn_by_subset_gibbs():
+    V, B, skew = (np.asarray(part)[:6] if len(part) == N else np.asarray(part) for part in PARTS["ordinary"])
+    logits = LOGITS[:5]
+    law = SizedNDPP(V, B, skew, logits)
+    subsets = all_subsets(6, 0, 4)
+    shift = np.linspace(-1.0, 1.0, 6)
+
+    def model():
+        subset = numpyro.sample("subset", law.multihot())
+        numpyro.sample("y", dist.Normal(jnp.dot(subset, shift), 0.7), obs=0.4)
+
+    mcmc = MCMC(SubsetGibbs(model, "subset", num_moves=5), num_warmup=100, num_samples=6000, progress_bar=False)
+    mcmc.run(random.key(0), init_params={"subset": jnp.zeros(6, int)})
+    drawn = np.asarray(mcmc.get_samples()["subset"]) @ 2 ** np.arange(6)
+    indicator = np.array([[item in subset for item in range(6)] for subset in subsets])
+    log_post = np.asarray(law.log_prob(np.asarray(pad_subsets(subsets, 6, 4))))
+    log_post += np.asarray(dist.Normal(indicator @ shift, 0.7).log_prob(0.4))
+    expected = np.zeros(64)
+    expected[indicator @ 2 ** np.arange(6)] = np.exp(log_post - np.logaddexp.reduce(log_post))
+    observed = np.bincount(drawn, minlength=64) / len(drawn)
+    assert 0.5 * np.abs(observed - expected).sum() < 0.06
+
+
+def test_sizes_are_learned_by_svi():
+    rng = np.random.default_rng(0)
+    V = rng.normal(size=(N, 4))
+    baskets = np.asarray(pad_subsets([rng.choice(N, 1 + (i % 3), replace=False) for i in range(60)], N, 4))
+
+    def model():
+        logits = numpyro.param("logits", jnp.zeros(5))
+        numpyro.sample("baskets", SizedNDPP(V, size_logits=logits).expand([60]), obs=baskets)
+
+    svi = SVI(model, lambda: None, numpyro.optim.Adam(0.1), Trace_ELBO())
+    result = svi.run(random.key(0), 200, progress_bar=False)
+    learned = np.asarray(jax.nn.softmax(result.params["logits"]))
+    np.testing.assert_allclose(learned, [0, 1 / 3, 1 / 3, 1 / 3, 0], atol=0.02)
+    predicted = Predictive(model, params=result.params, num_samples=2)(random.key(1))["baskets"]
+    assert predicted.shape == (2, 60, 4)
+
+
+def test_mistakes_are_named():
+    V, B, skew = PARTS["ordinary"]
+    for logits, message in (
+        (None, "size_logits must be .* it is missing"),
+        (0.0, "size_logits must be .* got shape"),
+        (np.zeros(12), r"sizes 0 to 11, but no subset has more than min\(num_items=10, rank=8\)"),
+        (np.array([0.0, np.nan]), "got nan for size 1"),
+        (np.full(3, -np.inf), "one size at least"),
+        (dist.Normal(0.0, 1.0), "must be of sizes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SizedNDPP(V, B, skew, logits, validate_args=True)
+    with pytest.raises(ValueError, match="max_size is 5, but size_logits has the sizes 0 to 2"):
+        SizedNDPP(V, B, skew, np.zeros(3), max_size=5)
+    with pytest.raises(NotImplementedError, match="size_logits"):
+        SizedNDPP(V, B, skew, LOGITS).with_expected_size(3.0)
+    with pytest.raises(ValueError, match="no marginal kernel"):
+        SizedNDPP(V, B, skew, LOGITS).dense_marginal_kernel()
