@@ -29,8 +29,8 @@ from numpyro_ndpp.target import Pinned
 
 # Beside pinned items coefficients are read off at a scale. So many sizes are near enough to be read off at one, unless
 # there would be more scales than that.
-_SIZES_OF_AN_AIM = 4
-_MOST_AIMS = 16
+_SIZES_OF_A_SCALE = 4
+_MOST_SCALES = 16
 
 
 def _multiply_out(constant: Array, linear: Array, quadratic: Array) -> Array:
@@ -98,30 +98,31 @@ def log_esps_given(
 
     :param low, high: limits on the size of J∪T; -inf beyond them. The probabilities of the sizes within are accurate.
     :param every_size: whether the coefficient of every size within is to be accurate, however unlikely it is beside
-        the others. up to 16 times O(d³).
+        the others: O(J d³).
     """
     sizes, number = jnp.arange(len(W) + 1), pinned.number
-    aims = jnp.asarray([[low, high]])
     if every_size:
-        step = max(_SIZES_OF_AN_AIM, -(-len(W) // _MOST_AIMS))
-        # Above the rank there is no scale to aim with, and at the rank itself none that others could be read off at.
-        most = jnp.clip(true_rank(W, C) - 1, low, high)
-        aims = jnp.clip(jnp.arange(1, len(W) + step, step), low, most)[:, None].repeat(2, 1)
-    log_e = _log_esps_given(W, C, *pinned, aims - number)
+        log_e = _every_log_esp_given(W, C, pinned, low - number, high - number)
+    else:
+        log_e = _log_esps_given(W, C, *pinned, jnp.asarray(low - number), jnp.asarray(high - number))
     return jnp.where((sizes >= low - number) & (sizes <= high - number), log_e, -jnp.inf)
 
 
+def _every_log_esp_given(W: Array, C: Array, pinned: Pinned, low: Array, high: Array) -> Array:
+    """By circles, whose radii need no more than what is read off at a few scales: each size at the nearest one."""
+    d = len(W)
+    step = max(_SIZES_OF_A_SCALE, -(-d // _MOST_SCALES))
+    # Above the rank there is no scale to aim with, and at the rank itself none that others could be read off at.
+    most = jnp.clip(true_rank(W, C) - 1 - pinned.number, low, high)
+    aims = jnp.clip(jnp.arange(1, d + step, step), low, most)
+    by_aim = lax.stop_gradient(lax.map(lambda aim: _log_esps_given(W, C, *pinned, aim, aim), aims))
+    nearest = jnp.argmin(jnp.abs(jnp.arange(d + 1)[:, None] - aims), axis=1)
+    about = by_aim[nearest, jnp.arange(d + 1)]
+    return jnp.where(about == -jnp.inf, -jnp.inf, _by_circles(pencil(W, C, pinned), about, d))
+
+
 @jax.custom_jvp
-def _log_esps_given(W: Array, C: Array, rows: Array, present: Array, aims: Array) -> Array:
-    """Each size by the nearest of the aims (a, 2), the sizes that are to be likely where it is read off."""
-    if len(aims) == 1:
-        return _log_esps_near(W, C, rows, present, *aims[0])
-    by_aim = lax.map(lambda aim: _log_esps_near(W, C, rows, present, *aim), aims)
-    nearest = jnp.argmin(jnp.abs(jnp.arange(len(W) + 1)[:, None] - aims[:, 0]), axis=1)
-    return by_aim[nearest, jnp.arange(len(nearest))]
-
-
-def _log_esps_near(W: Array, C: Array, rows: Array, present: Array, low: Array, high: Array) -> Array:
+def _log_esps_given(W: Array, C: Array, rows: Array, present: Array, low: Array, high: Array) -> Array:
     poly = pencil(W, C, Pinned(rows, present))
     d, eps = len(W), jnp.finfo(W.dtype).eps
     # Read off at a scale where the sizes that count are likely: the polynomial is a product of (1 - p) + p t / scale.
@@ -167,7 +168,7 @@ def _missing_ranks(W: Array, pinned: Pinned) -> Array:
 
 @_log_esps_given.defjvp
 def _log_esps_given_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
-    W, C, rows, present, _ = primals
+    W, C, rows, present, _, _ = primals
     value = _log_esps_given(*primals)
     slopes = jax.jvp(
         lambda W, C, rows: _by_circles(pencil(W, C, Pinned(rows, present)), value, len(W)), (W, C, rows), tangents[:3]

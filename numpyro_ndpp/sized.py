@@ -61,7 +61,7 @@ class _FreeSize(SubsetDistribution):
         Up to the constant that ``size_logits`` leave open.
         """
         if self._pinned is not None or self._excluded is not None:
-            return self._log_normalizers()
+            return super().log_normalizer
         return _log_sums(self.size_logits, self.log_size_weights)
 
     def greedy(self, k: int | None = None, *, num_exchanges: int = 0) -> Array:

@@ -244,7 +244,7 @@ def test_latent_subsets_are_drawn_by_subset_gibbs():
     drawn = np.asarray(mcmc.get_samples()["subset"]) @ 2 ** np.arange(6)
     indicator = np.array([[item in subset for item in range(6)] for subset in subsets])
     log_post = np.asarray(law.log_prob(np.asarray(pad_subsets(subsets, 6, 4))))
-    log_post += np.asarray(dist.Normal(indicator @ shift, 0.7).log_prob(0.4))
+    log_post = log_post + np.asarray(dist.Normal(indicator @ shift, 0.7).log_prob(0.4))
     expected = np.zeros(64)
     expected[indicator @ 2 ** np.arange(6)] = np.exp(log_post - np.logaddexp.reduce(log_post))
     observed = np.bincount(drawn, minlength=64) / len(drawn)
