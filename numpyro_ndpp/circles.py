@@ -9,7 +9,15 @@ all sizes that are not too unlikely at its radius, some six standard deviations 
 each of them f falls off as a Gaussian away from the real axis: nodes where nothing is left of it are not computed.
 
 The derivative of log e_k is a sum over the same nodes of tr((A + t B)⁻¹ d(A + t B)): J nodes are O(J d³), for all sizes
-together, and J is about a quarter of the largest size where sizes vary much, three quarters where they hardly do.
+together.
+
+*Wide circles.* Where sizes vary much, all nodes that count are near the real axis, and one real matrix serves them all:
+with Q = (rM - I)(rM + I)⁻¹, whose powers are bounded, and T = tan(θ/2) below one,
+
+.. math:: \det(I + r e^{iθ} M) = \det(I + r M) \left(\tfrac{1+e^{iθ}}2\right)^d
+          \exp\Big(-\sum_{m\ge1} \tfrac1m (-iT)^m \operatorname{tr} Q^m\Big) .
+
+Twenty-four traces take twelve real products, in place of a complex factorisation for every node.
 
 Reference: Trefethen and Weideman (2014), *The exponentially convergent trapezoidal rule*.
 """
@@ -21,16 +29,24 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.normalizer import Pencil
 from numpyro_ndpp.platforms import platform
 
-# A circle serves the sizes whose probability is at least rounding to this power,
-_COVERED = 0.27
-# and has so many nodes that what is folded onto them is less than rounding to this power beside them.
+# A circle serves the sizes whose log-probability is at least this: what rounding does to the likely sizes, whose
+# derivatives may be much larger, is seen in the others divided by their probability.
+_COVERED = -4.0
+# It has so many nodes that what is folded onto them is less than rounding to this power beside them.
 _FOLDED = 0.75
 # A node counts if f, or its slope, is more than so many units of rounding.
 _ROUNDING_UNITS = 8
 _HALVINGS = 40
+# A circle is wide if so many traces are enough for its nodes, to rounding to that power beside the smallest probability
+# that it serves. T = tan(θ/2) is at most this at its nodes. Small kernels do without.
+_NUM_TRACES = 24
+_TOLERANCE = 0.6
+_LARGEST_TANGENT = 0.9
+_SMALLEST_RANK = 48
 # So many nodes more than sizes, for small kernels whose sizes want a circle each.
 _MORE_NODES = 48
 
@@ -68,7 +84,7 @@ def _place(log_e: Array, wanted: Array) -> _Circles:
             middle = 0.5 * (low + high)
             log_p, _ = log_probs(middle)
             mean = jnp.sum(jnp.exp(log_p) * sizes)
-            is_small = ((log_p[first] >= _COVERED * log_eps) | (mean < first)) & (mean < most - 0.5)
+            is_small = ((log_p[first] >= _COVERED) | (mean < first)) & (mean < most - 0.5)
             return jnp.where(is_small, middle, low), jnp.where(is_small, high, middle)
 
         log_radius = lax.fori_loop(0, _HALVINGS, halve, (-bound, bound))[0]
@@ -78,9 +94,9 @@ def _place(log_e: Array, wanted: Array) -> _Circles:
         first, circles = carry
         log_radius = radius_for(first)
         log_p, log_sum = log_probs(log_radius)
-        is_beyond = wanted & (sizes > first) & (log_p < _COVERED * log_eps)
+        is_beyond = wanted & (sizes > first) & (log_p < _COVERED)
         end = jnp.min(jnp.where(is_beyond, sizes, num_sizes))  # not served any more
-        there = log_p > (_COVERED + _FOLDED) * log_eps
+        there = log_p > _COVERED + _FOLDED * log_eps
         smallest, largest = jnp.min(jnp.where(there, sizes, first)), jnp.max(jnp.where(there, sizes, first))
         last = jnp.max(jnp.where(wanted & (sizes < end), sizes, first))
         # Sizes further apart than the number of nodes do not meet. A multiple of four: no node is purely imaginary.
@@ -101,78 +117,163 @@ def _place(log_e: Array, wanted: Array) -> _Circles:
 
 
 class _Nodes(NamedTuple):
-    """Those that count come first."""
+    """Those that are computed one by one come first."""
 
     first: Array  # (j,) the first size of the node's circle
     log_radius: Array  # (j,)
     angle: Array  # (j,)
     counts: Array  # (j,)
+    is_single: Array  # (j,) computed one by one
 
 
-def _nodes(circles: _Circles, log_e: Array, number: int) -> _Nodes:
-    sizes, eps = jnp.arange(len(log_e)), jnp.finfo(log_e.dtype).eps
+def _nodes(circles: _Circles, log_e: Array, eigenvalues: Array | None, number: int) -> tuple[_Nodes, Array]:
+    """The nodes, and which circles (s,) are wide."""
+    num_sizes, eps = len(log_e), jnp.finfo(log_e.dtype).eps
     ends = jnp.cumsum(circles.num_upper)
     node = jnp.arange(number)
-    first = jnp.minimum(jnp.searchsorted(ends, node, side="right"), len(sizes) - 1)
+    first = jnp.minimum(jnp.searchsorted(ends, node, side="right"), num_sizes - 1)
     num_upper = jnp.maximum(circles.num_upper[first], 1)
     angle = math.pi * (node - (ends[first] - circles.num_upper[first]) + 0.5) / num_upper
     log_radius = circles.log_radius[first]
-    # What f is there, by the coefficients: a matter of d operations, not of d³.
-    probs = jnp.exp(log_e + sizes * log_radius[:, None] - circles.log_sum[first][:, None])
+    is_wide = jnp.zeros(num_sizes, bool)
+    if eigenvalues is None:
+        weight, limit = _weights_by_sizes(log_e + jnp.arange(num_sizes) * log_radius[:, None], angle)
+        counts = (node < ends[-1]) & (weight > limit)
+    else:
+        # log |1 + t λ| and log |1 + r λ| of every eigenvalue: d operations a node, not d³
+        t = jnp.exp(log_radius) * lax.complex(jnp.cos(angle), jnp.sin(angle))
+        factors = jnp.log(jnp.abs(1 + t[:, None] * eigenvalues) + jnp.finfo(log_e.dtype).tiny)
+        falls = factors - jnp.log(jnp.abs(1 + jnp.exp(log_radius)[:, None] * eigenvalues))
+        log_f = jnp.sum(falls, axis=1)
+        # Where one eigenvalue alone makes f vanish, its derivatives do not vanish.
+        counts = (node < ends[-1]) & (log_f - jnp.min(falls, axis=1) > math.log(_ROUNDING_UNITS * eps))
+        tangent = jnp.tan(angle / 2)
+        log_rest = _NUM_TRACES * jnp.log(tangent) - jnp.log1p(-jnp.minimum(tangent, _LARGEST_TANGENT))
+        log_error = jnp.where(counts, log_f + log_rest + math.log(len(eigenvalues)), -jnp.inf)
+        log_error = jnp.where(counts & (tangent > _LARGEST_TANGENT), jnp.inf, log_error)
+        errors = jnp.full(num_sizes, -jnp.inf, log_e.dtype).at[first].max(log_error)
+        tolerance = _TOLERANCE * math.log(eps) + _COVERED
+        is_wide = (circles.num_upper > 0) & (errors < tolerance) & (len(eigenvalues) >= _SMALLEST_RANK)
+    is_wide &= jnp.cumsum(is_wide) <= _num_wide(num_sizes)
+    is_single = counts & ~is_wide[first]
+    order = jnp.argsort(~is_single, stable=True)
+    return _Nodes(*(array[order] for array in (first, log_radius, angle, counts, is_single))), is_wide
+
+
+def _num_wide(num_sizes: int) -> int:
+    """How many wide circles there may be: each serves many sizes."""
+    return num_sizes // 16 + 1
+
+
+def _weights_by_sizes(terms: Array, angle: Array) -> tuple[Array, Array]:
+    """|f| and its slope at nodes (j,), over f(r), and what rounding leaves of them, by the log-coefficients (j, s)."""
+    sizes = jnp.arange(terms.shape[1])
+    probs = jax.nn.softmax(terms, axis=1)
     turn = lax.complex(jnp.cos(angle[:, None] * sizes), jnp.sin(angle[:, None] * sizes))
     away = sizes - jnp.sum(probs * sizes, axis=1, keepdims=True)
     f, slope = (jnp.abs(jnp.sum(weights * turn, axis=1)) for weights in (probs, probs * away))
     spread = jnp.sqrt(jnp.sum(probs * away**2, axis=1))
-    # Where one eigenvalue alone makes f vanish, the slope does not, nor does what the node says about derivatives.
-    counts = (node < ends[-1]) & (f + slope > _ROUNDING_UNITS * eps * (1 + spread))
-    order = jnp.argsort(~counts, stable=True)
-    return _Nodes(first[order], log_radius[order], angle[order], counts[order])
+    return f + slope, _ROUNDING_UNITS * jnp.finfo(terms.dtype).eps * (1 + spread)
 
 
-def _log_determinants(poly: Pencil, nodes: _Nodes) -> tuple[Array, Array]:
-    """Sign and logarithm of f at the nodes (j,), which those that do not count are spared as far as they come last."""
-    size = len(poly.linear)
-    chunk = min(len(nodes.angle), max(1, platform().circle_chunk_bytes // (2 * poly.linear.dtype.itemsize * size**2)))
-    extra = -len(nodes.angle) % chunk
+def _one_by_one(poly: Pencil, nodes: _Nodes) -> tuple[Array, Array]:
+    """Angle and log-modulus of f at the nodes (j,), zeros beyond those that are computed one by one."""
+    size, number, dtype = len(poly.linear), len(nodes.angle), poly.linear.dtype
+    chunk = min(number, max(1, platform().circle_chunk_bytes // (2 * dtype.itemsize * size**2)))
     t = jnp.exp(nodes.log_radius) * lax.complex(jnp.cos(nodes.angle), jnp.sin(nodes.angle))
-    t, counts = (jnp.pad(array, (0, extra)).reshape(-1, chunk) for array in (t, nodes.counts))
+    t = jnp.where(nodes.is_single, t, 0.0)
+    t, needed = (jnp.pad(array, (0, -number % chunk)).reshape(-1, chunk) for array in (t, nodes.is_single))
 
     def compute(t: Array) -> tuple[Array, Array]:
         sign, log_abs = jnp.linalg.slogdet(poly.constant + t[:, None, None] * poly.linear)
-        return sign, log_abs
+        return jnp.angle(sign), log_abs
 
     def nothing(t: Array) -> tuple[Array, Array]:
-        return jnp.ones_like(t), jnp.zeros(t.shape, poly.linear.dtype)
-
-    def where_any_counts(chunk: tuple[Array, Array]) -> tuple[Array, Array]:
-        t, counts = chunk
-        return lax.cond(jnp.any(counts), compute, nothing, jnp.where(counts, t, 0.0))
+        return jnp.zeros(t.shape, dtype), jnp.zeros(t.shape, dtype)
 
     if len(t) == 1:
-        sign, log_abs = compute(jnp.where(counts[0], t[0], 0.0))
+        angle, log_abs = compute(t[0])
     else:
-        sign, log_abs = (array.reshape(-1) for array in lax.map(where_any_counts, (t, counts)))
-    number = len(nodes.angle)
-    return sign[:number], log_abs[:number]
+        angle, log_abs = lax.map(lambda chunk: lax.cond(jnp.any(chunk[1]), compute, nothing, chunk[0]), (t, needed))
+    return angle.reshape(-1)[:number], log_abs.reshape(-1)[:number]
 
 
-def log_coefficients(poly: Pencil, log_e: Array, wanted: Array, num_wanted: int) -> Array:
+def _powers(Q: Array) -> list[Array]:
+    """I, Q, Q², ... up to half the number of traces."""
+    powers = [jnp.eye(len(Q), dtype=Q.dtype), Q]
+    for _ in range(_NUM_TRACES // 2 - 1):
+        powers.append(matmul(powers[-1], Q))
+    return powers
+
+
+@jax.custom_jvp
+def _traces(Q: Array) -> Array:
+    """tr Qᵐ for m = 1 .. 24."""
+    _, *powers = _powers(Q)
+    return jnp.stack([*map(jnp.trace, powers), *(jnp.sum(powers[-1] * power.T) for power in powers)])
+
+
+@_traces.defjvp
+def _traces_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    # m tr(Qᵐ⁻¹ dQ), by the same powers and one product more.
+    powers, dQ = _powers(primals[0]), tangents[0]
+    further = matmul(powers[-1], dQ)
+    slopes = [jnp.sum(power.T * dQ) for power in powers] + [jnp.sum(power.T * further) for power in powers[1:-1]]
+    return _traces(primals[0]), jnp.arange(1, _NUM_TRACES + 1) * jnp.stack(slopes)
+
+
+def _by_traces(poly: Pencil, circles: _Circles, nodes: _Nodes, is_wide: Array) -> tuple[Array, Array]:
+    """Angle and log-modulus of f at the nodes (j,) of the wide circles, zeros at others."""
+    d, dtype = len(poly.linear), poly.linear.dtype
+    identity, power = jnp.eye(d, dtype=dtype), jnp.arange(1, _NUM_TRACES + 1)
+    tangent = jnp.minimum(jnp.tan(nodes.angle / 2), _LARGEST_TANGENT)
+    # (-iT)ᵐ/m, whose even powers are real and odd ones imaginary
+    terms = tangent[:, None] ** power / power
+    real = jnp.where(power % 2 == 0, jnp.where(power % 4 == 0, terms, -terms), 0.0)
+    imag = jnp.where(power % 2 == 1, jnp.where(power % 4 == 1, -terms, terms), 0.0)
+
+    def compute(first: Array) -> tuple[Array, Array]:
+        linear = jnp.exp(circles.log_radius[first]) * poly.linear
+        whole = poly.constant + linear
+        Q = 2 * jnp.linalg.solve(whole, linear) - identity
+        traces = _traces(Q)
+        angle = d * nodes.angle / 2 - matmul(imag, traces)
+        log_abs = jnp.linalg.slogdet(whole)[1] + d * jnp.log(jnp.cos(nodes.angle / 2)) - matmul(real, traces)
+        own = nodes.counts & (nodes.first == first)
+        return jnp.where(own, angle, 0.0), jnp.where(own, log_abs, 0.0)
+
+    def nothing(first: Array) -> tuple[Array, Array]:
+        return jnp.zeros_like(nodes.angle), jnp.zeros_like(nodes.angle)
+
+    firsts = jnp.flatnonzero(is_wide, size=_num_wide(len(is_wide)), fill_value=len(is_wide))
+    angle, log_abs = lax.map(lambda first: lax.cond(first < len(is_wide), compute, nothing, first), firsts)
+    return jnp.sum(angle, axis=0), jnp.sum(log_abs, axis=0)
+
+
+def log_coefficients(
+    poly: Pencil, log_e: Array, wanted: Array, num_wanted: int, eigenvalues: Array | None = None
+) -> Array:
     """log e_k (s,) of the wanted sizes, by circles, without the pencil's factor; zero for the others.
 
     :param log_e: the same (s,), about, for the radii; -inf where a coefficient is zero. No gradient passes through it.
-    :param wanted: (s,) which sizes are wanted, all of them possible.
+    :param wanted: (s,) which sizes are wanted.
     :param num_wanted: how many there are at the most.
+    :param eigenvalues: λ (d,) with f(t) = Π (1 + λ t), if they are known: then fewer nodes are computed.
 
     Differentiable to any order.
     """
     log_e, sizes = lax.stop_gradient(log_e), jnp.arange(len(log_e))
     wanted = wanted & (log_e > -jnp.inf)
     circles = _place(log_e, wanted)
-    nodes = _nodes(circles, log_e, num_wanted + _MORE_NODES)
-    sign, log_abs = _log_determinants(poly, nodes)
+    nodes, is_wide = _nodes(circles, log_e, lax.stop_gradient(eigenvalues), num_wanted + _MORE_NODES)
+    angle, log_abs = _one_by_one(poly, nodes)
+    if eigenvalues is not None and len(eigenvalues) >= _SMALLEST_RANK:
+        # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.
+        poly, _ = lax.optimization_barrier((poly, log_abs))
+        more_angle, more_log_abs = _by_traces(poly, circles, nodes, is_wide)
+        angle, log_abs = angle + more_angle, log_abs + more_log_abs
     relative = jnp.where(nodes.counts, jnp.exp(log_abs - circles.log_sum[nodes.first]), 0.0)
-    turn = sizes[:, None] * nodes.angle
-    terms = relative * (jnp.real(sign) * jnp.cos(turn) + jnp.imag(sign) * jnp.sin(turn))
+    terms = relative * jnp.cos(angle - sizes[:, None] * nodes.angle)
     own = nodes.first == circles.first[:, None]
     num_upper = jnp.maximum(circles.num_upper[circles.first], 1)
     probs = jnp.sum(jnp.where(own, terms, 0.0), axis=1) / num_upper

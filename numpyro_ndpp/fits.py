@@ -12,6 +12,7 @@ from numpyro_ndpp.checkpoints import read_arrays, write_arrays
 from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.distributions import KNDPP, NDPP
 from numpyro_ndpp.samplers import Exact
+from numpyro_ndpp.sized import SizedNDPP
 from numpyro_ndpp.subsets import pad_subsets, unpad_subsets
 
 __all__ = ["Fit"]
@@ -46,6 +47,8 @@ class Fit(NamedTuple):
     fingerprint of the baskets."""
     items: list[str] | None = None
     """The name of every item, or None if they were not known."""
+    size_logits: np.ndarray | None = None
+    """The logarithms of the probabilities of all sizes, for model ``"sized"``, else None."""
 
     def __repr__(self) -> str:
         n, columns, settings = len(self.V), self.V.shape[1] + self.B.shape[1], self.settings
@@ -59,8 +62,8 @@ class Fit(NamedTuple):
             text += f", log-likelihood {self.history['validation'][np.argmax(score)]:.2f} per held-out basket"
         return f"<Fit: {text}>"
 
-    def distribution(self, **settings: Any) -> NDPP:
-        """The learned :class:`~numpyro_ndpp.NDPP`, with ``settings`` such as a sampler.
+    def distribution(self, **settings: Any) -> NDPP | SizedNDPP:
+        """The learned :class:`~numpyro_ndpp.NDPP` or :class:`~numpyro_ndpp.SizedNDPP`, ``settings`` such as a sampler.
 
         Its ``min_size`` is that of the fit, unless another one is given.
 
@@ -68,7 +71,10 @@ class Fit(NamedTuple):
         >>> Fit(np.eye(3), np.zeros((3, 0)), np.zeros((0, 0)), {}, {"min_size": 1}).distribution().min_size
         1
         """
-        return NDPP(self.V, self.B, self.D, **{"min_size": self.settings.get("min_size", 0)} | settings)
+        settings = {"min_size": self.settings.get("min_size", 0)} | settings
+        if self.size_logits is not None:
+            return SizedNDPP(self.V, self.B, self.D, self.size_logits, **settings)
+        return NDPP(self.V, self.B, self.D, **settings)
 
     def recommend(
         self, basket: Iterable[str | int], num: int = 10, *, exclude: Iterable[str | int] = ()
@@ -136,7 +142,7 @@ class Fit(NamedTuple):
         n, num = len(self.V), static_int("num", num, 1)
         seed = static_int("seed", seed, 0, 2**63 - 1, "2**63 - 1")
         given = self._numbers("basket", basket)
-        dist: NDPP | KNDPP = self.distribution(sampler=Exact())
+        dist: NDPP | SizedNDPP | KNDPP = self.distribution(sampler=Exact())
         if size is not None:
             most = min(n, dist.rank)
             size = static_int("size", size, len(given), most, "the most items that a basket can have")
@@ -166,14 +172,15 @@ class Fit(NamedTuple):
         """What goes into a file, without the settings."""
         history = {_HISTORY + name: row for name, row in self.history.items()}
         names = {} if self.items is None else {"items": np.array(item_names(self.items), dtype=np.str_)}
-        return {"V": self.V, "B": self.B, "D": self.D} | history | names
+        sizes = {} if self.size_logits is None else {"size_logits": self.size_logits}
+        return {"V": self.V, "B": self.B, "D": self.D} | history | names | sizes
 
     @classmethod
     def of_arrays(cls, arrays: dict[str, np.ndarray], settings: dict[str, Any]) -> "Fit":
         """What :meth:`arrays` gave."""
         history = {name.removeprefix(_HISTORY): arrays[name] for name in arrays if name.startswith(_HISTORY)}
         names = [str(name) for name in arrays["items"]] if "items" in arrays else None
-        return cls(arrays["V"], arrays["B"], arrays["D"], history, settings, names)
+        return cls(arrays["V"], arrays["B"], arrays["D"], history, settings, names, arrays.get("size_logits"))
 
     def _numbers(self, name: str, given: Iterable[str | int]) -> list[int]:
         return numbers_of_items(name, given, len(self.V), self.items)

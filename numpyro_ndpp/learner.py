@@ -21,6 +21,7 @@ from numpyro.infer.reparam import TransformReparam
 from numpyro.infer.svi import SVIState
 from numpyro.infer.util import transform_fn
 
+from numpyro_ndpp.basket_sizes import size_logits_of_baskets
 from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.distributions import NDPP
 from numpyro_ndpp.priors import (
@@ -30,8 +31,10 @@ from numpyro_ndpp.priors import (
     log_expected_proposals,
     ndpp_prior,
     ondpp_prior,
+    sized_prior,
     symmetric_prior,
 )
+from numpyro_ndpp.sized import SizedNDPP
 from numpyro_ndpp.subsets import as_padded
 
 
@@ -51,7 +54,7 @@ def _start_ondpp(key: Array, V: Array, num_skew: int) -> dict[str, Array]:
 
 
 class _Kind(NamedTuple):
-    prior: Callable[..., NDPP]
+    prior: Callable[..., NDPP | SizedNDPP]
     start: Callable[[Array, Array, int], dict[str, Array]]
     """From a key, the features V to start from, and the columns of B."""
     sites: tuple[str, ...]
@@ -66,6 +69,7 @@ _LOC = "_loc"
 MODELS = {
     "ndpp": _Kind(ndpp_prior, _start_ndpp, ("V_base", "B_base", "D"), {"alpha": 50.0, "beta": 30.0}),
     "ondpp": _Kind(ondpp_prior, _start_ondpp, ("V_raw", "B_raw", "sigma"), {"alpha": 50.0, "beta": 0.01, "gamma": 0.5}),
+    "sized": _Kind(sized_prior, _start_ndpp, ("V_base", "B_base", "D"), {"alpha": 50.0, "beta": 30.0}),
     "symmetric": _Kind(symmetric_prior, _start_symmetric, ("V_base",), {"alpha": 10.0}),
 }
 # Adam moves features of one scale, whatever the counts of their items.
@@ -145,6 +149,17 @@ def split_baskets(
     return padded[np.sort(order[number:])], padded[np.sort(order[:number])]
 
 
+def sizes_of(settings: dict[str, Any], train: np.ndarray, held_out: np.ndarray) -> tuple[np.ndarray, int] | None:
+    """For model "sized": the logarithms of the probabilities of all sizes, and the largest size that is there."""
+    if settings["model"] != "sized":
+        return None
+    num_items, (d1, d2) = settings["num_items"], settings["rank"]
+    most = min(num_items, d1 + d2 // 2 * 2)
+    logits = size_logits_of_baskets(train, num_items, most, min_size=settings["min_size"])
+    largest = max(int(np.sum(part < num_items, axis=1).max()) for part in (train, held_out))
+    return logits.astype(np.float32), largest
+
+
 def _keys(seed: int) -> Array:
     """Three keys: of V's directions, of the rest of the start, of the minibatches."""
     return random.split(random.key(seed), 3)
@@ -174,9 +189,10 @@ class _Programs:
         self.judge = jax.jit(self._validation_and_price, compiler_options=options)
         self.kernel = jax.jit(self._features, compiler_options=options)
 
-    def _prior(self, numbers: dict[str, Any]) -> Callable[..., NDPP]:
+    def _prior(self, numbers: dict[str, Any]) -> Callable[..., NDPP | SizedNDPP]:
         # In float32, as the features are.
-        strengths = {name: jnp.asarray(numbers[name], jnp.float32) for name in self._kind.strengths}
+        names = [*self._kind.strengths, *(["size_logits"] if "size_logits" in numbers else [])]
+        strengths = {name: jnp.asarray(numbers[name], jnp.float32) for name in names}
         return partial(self._kind.prior, rank=self._rank, **strengths)
 
     def _svi(self, numbers: dict[str, Any]) -> SVI:
@@ -208,7 +224,7 @@ class _Programs:
         state, total = lax.fori_loop(0, number, step, (state, jnp.zeros(())))
         return state, total / number
 
-    def _distribution(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any]) -> NDPP:
+    def _distribution(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any]) -> NDPP | SizedNDPP:
         values = {name.removesuffix(_LOC): value for name, value in self._svi(numbers).get_params(state).items()}
         baskets, counts, anchor = data
         prior = partial(self._prior(numbers), counts, len(baskets), anchor=anchor)
@@ -239,13 +255,17 @@ _programs = lru_cache(maxsize=8)(_Programs)
 class Learner:
     """SVI for the model of the settings: its steps, evaluations and kernels. It holds no data."""
 
-    def __init__(self, settings: dict[str, Any], num_baskets: int) -> None:
+    def __init__(self, settings: dict[str, Any], num_baskets: int, size_logits: np.ndarray | None = None) -> None:
         rank = tuple(settings["rank"])
         shape = settings["num_items"], rank, settings["batch_size"]
-        self.programs = _programs(settings["model"], *shape, settings.get("min_size", 0))
+        # A free distribution of the size knows by itself that some have probability zero.
+        min_size = 0 if size_logits is not None else settings.get("min_size", 0)
+        self.programs = _programs(settings["model"], *shape, min_size)
         self._settings, self._num_baskets = settings, num_baskets
         names = (*MODELS[settings["model"]].strengths, "learning_rate", "num_steps")
-        self.numbers = {name: float(settings[name]) for name in names}
+        self.numbers: dict[str, Any] = {name: float(settings[name]) for name in names}
+        if size_logits is not None:
+            self.numbers["size_logits"] = size_logits
         most = settings.get("max_proposals")
         self._most = None if most is None else math.log(most)
 
@@ -280,7 +300,7 @@ def _constraint(site: str) -> Any:
     return constraints.positive if site == "sigma" else constraints.real
 
 
-def _log_allowed(dist: NDPP, min_size: int, log_ratio: ArrayLike = 0.0) -> Array:
+def _log_allowed(dist: NDPP | SizedNDPP, min_size: int, log_ratio: ArrayLike = 0.0) -> Array:
     """log P(size ≥ min_size), for 0 or 1, of a distribution without limits whose normaliser is exp(log_ratio) larger.
 
     P(∅) = 1 / det(I + L): one logarithm more, where the normaliser of a limited size takes many determinants.
@@ -298,7 +318,7 @@ def _model(min_size: int, baskets: Array, *data: Any, **settings: Any) -> None:
         numpyro.factor("not_empty", -len(baskets) * _log_allowed(dist, min_size))
 
 
-def _at_point(model: Callable[..., NDPP], sites: tuple[str, ...], *data: Any) -> None:
+def _at_point(model: Callable[..., NDPP | SizedNDPP], sites: tuple[str, ...], *data: Any) -> None:
     """The model with a parameter in place of each site. The ELBO is then its log density, and the maximum the MAP.
 
     A guide of point masses says the same, but its densities need masks as large as the features.

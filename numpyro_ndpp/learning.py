@@ -26,8 +26,16 @@ from numpyro_ndpp.catalogue import catalogue_of
 from numpyro_ndpp.checkpoints import fingerprint, read_arrays, write_arrays
 from numpyro_ndpp.checks import finite_float, static_int
 from numpyro_ndpp.fits import Fit
-from numpyro_ndpp.learner import MODELS, Learner, columns_of, smallest_size, split_baskets, training_data
-from numpyro_ndpp.priors import basket_model, item_counts, ndpp_prior, ondpp_prior, symmetric_prior, to_event_width
+from numpyro_ndpp.learner import MODELS, Learner, columns_of, sizes_of, smallest_size, split_baskets, training_data
+from numpyro_ndpp.priors import (
+    basket_model,
+    item_counts,
+    ndpp_prior,
+    ondpp_prior,
+    sized_prior,
+    symmetric_prior,
+    to_event_width,
+)
 
 __all__ = [
     "Fit",
@@ -36,6 +44,7 @@ __all__ = [
     "item_counts",
     "ndpp_prior",
     "ondpp_prior",
+    "sized_prior",
     "symmetric_prior",
     "to_event_width",
 ]
@@ -76,14 +85,16 @@ def fit(
         say how many items there are.
     :param num_items: the number n of items, for baskets without names.
     :param items: the name of every item; they go with the fit, into its file too.
-    :param model: ``"ndpp"``, ``"ondpp"`` (orthogonal, for the rejection sampler) or ``"symmetric"`` (no B).
+    :param model: ``"ndpp"``, ``"sized"`` (sizes as in the baskets, :class:`~numpyro_ndpp.SizedNDPP`), ``"ondpp"``
+        (orthogonal, for the rejection sampler) or ``"symmetric"`` (no B).
     :param rank: the rank d of the learned distribution, its number of features and the size of the largest basket that
         it allows for. Half of the d columns are V's, and half, in pairs, are B's; ``"symmetric"`` has all in V. Two
         numbers are the columns of V and of B, whose sum is the rank (one of an odd number of B counts for nothing).
     :param min_size: 1 learns the distribution given that baskets are not empty, P(S) = det L_S / (det(I + L) - 1), and
         0 that of all baskets. None: 1 if the data have no empty basket, else 0.
     :param alpha, beta, gamma: the strengths of the priors of V and B, and of ondpp's price of rejections. The default
-        does well for the model: 50 and 30 for ``"ndpp"``, 50, 0.01 and 0.5 for ``"ondpp"``, 10 for ``"symmetric"``.
+        does well for the model: 50 and 30 for ``"ndpp"`` and ``"sized"``, 50, 0.01 and 0.5 for ``"ondpp"``, 10 for
+        ``"symmetric"``.
     :param max_proposals: the most expected proposals with which a kernel of ondpp counts as the best. None: any number,
         and the price of rejections is taken off the log-likelihood.
     :param anchor: how far from zero the prior of V is centred. At 1, and with many more columns than a basket has
@@ -160,7 +171,9 @@ def fit(
         "random_bits": str(random.key_impl(random.key(seed))),
     }
 
-    learner = Learner(settings, len(train))
+    sizes = sizes_of(settings, train, held_out)
+    # Sizes that no basket has would only cost time.
+    learner = Learner(settings, len(train), None if sizes is None else sizes[0][: sizes[1] + 1])
     data = training_data(settings, train)
     if checkpoint is not None and Path(checkpoint).exists():
         state, result = _read_checkpoint(checkpoint, settings, names, learner.shapes())
@@ -168,6 +181,7 @@ def fit(
         nothing, history = np.zeros((0, 0)), {name: np.zeros(0) for name in ("loss", "validation", "price", "seconds")}
         history = {"step": np.zeros(0, int)} | history
         state, result = learner.start(), Fit(nothing, nothing, nothing, history, settings, names)
+    result = result._replace(size_logits=None if sizes is None else sizes[0])
     step = int(result.history["step"].max(initial=0))
     with tqdm(total=num_steps, initial=step, unit="step", disable=not progress_bar) as bar:
         while step < num_steps and not (patience and _since_best(result.history) >= patience):

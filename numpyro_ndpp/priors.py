@@ -42,13 +42,23 @@ from numpyro.distributions import ImproperUniform, Normal, TransformedDistributi
 from numpyro.distributions.transforms import AffineTransform
 from numpyro.util import not_jax_tracer
 
+from numpyro_ndpp.base import SubsetDistribution
 from numpyro_ndpp.baskets import Subsets
 from numpyro_ndpp.checks import finite_float
 from numpyro_ndpp.distributions import NDPP
 from numpyro_ndpp.linalg import matmul
+from numpyro_ndpp.sized import SizedNDPP
 from numpyro_ndpp.subsets import as_padded
 
-__all__ = ["basket_model", "item_counts", "ndpp_prior", "ondpp_prior", "symmetric_prior", "to_event_width"]
+__all__ = [
+    "basket_model",
+    "item_counts",
+    "ndpp_prior",
+    "ondpp_prior",
+    "sized_prior",
+    "symmetric_prior",
+    "to_event_width",
+]
 
 
 def item_counts(baskets: Subsets, num_items: int) -> np.ndarray:
@@ -154,6 +164,31 @@ def ndpp_prior(
     return NDPP(V, B, _flat("D", rank[1], rank[1]), **settings)
 
 
+def sized_prior(
+    counts: ArrayLike,
+    num_baskets: int,
+    *,
+    size_logits: ArrayLike,
+    rank: tuple[int, int] = (100, 100),
+    alpha: ArrayLike = 0.01,
+    beta: ArrayLike = 0.01,
+    anchor: ArrayLike | None = None,
+    **settings: Any,
+) -> SizedNDPP:
+    """The prior of :func:`ndpp_prior` for a :class:`~numpyro_ndpp.SizedNDPP`, whose sizes are those of ``size_logits``.
+
+    The likelihood is a product, of the sizes' and of the subsets' given their sizes, so that the histogram of the
+    baskets' sizes (:func:`~numpyro_ndpp.basket_sizes.size_logits_of_baskets`) is the best there is for any kernel.
+
+    >>> from numpyro import handlers
+    >>> handlers.seed(sized_prior, 0)(np.array([2, 1, 1]), 3, size_logits=np.zeros(3), rank=(2, 2)).max_size
+    2
+    """
+    V = _features("V", counts, num_baskets, rank[0], alpha, anchor)
+    B = _features("B", counts, num_baskets, rank[1], beta)
+    return SizedNDPP(V, B, _flat("D", rank[1], rank[1]), size_logits, **settings)
+
+
 def symmetric_prior(
     counts: ArrayLike,
     num_baskets: int,
@@ -246,7 +281,7 @@ def orthonormalize(A: Array) -> Array:
     return A
 
 
-def to_event_width(baskets: ArrayLike, dist: NDPP) -> Array:
+def to_event_width(baskets: ArrayLike, dist: SubsetDistribution) -> Array:
     """Padded baskets (..., m) with as many columns as the distribution's events have: NumPyro's ELBOs insist on it.
 
     Columns of padding are added or left out. A basket that would lose an item becomes -1 throughout, which is no subset
@@ -271,9 +306,9 @@ def basket_model(
     counts: ArrayLike,
     anchor: ArrayLike | None = None,
     *,
-    prior: Callable[..., NDPP],
+    prior: Callable[..., NDPP | SizedNDPP],
     batch_size: int | None = None,
-) -> NDPP:
+) -> NDPP | SizedNDPP:
     """A NumPyro model: a kernel from ``prior(counts, N, anchor=anchor)``, and padded ``baskets`` (N, m) drawn with it.
 
     :param batch_size: the number of baskets in a minibatch; None: all.

@@ -63,6 +63,11 @@ def log_esps(W: Array, C: Array, most: int | None = None) -> Array:
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _log_esps(most: int, W: Array, C: Array) -> Array:
+    return _of_eigenvalues(_eigenvalues(W, C))
+
+
+def _eigenvalues(W: Array, C: Array) -> Array:
+    """Those of W C (d,), zero beyond its rank; purely imaginary ones have no real part."""
     M = balanced_product(W, C)
     d, eps = len(M), jnp.finfo(M.dtype).eps
     eigenvalues = jnp.linalg.eigvals(M)
@@ -71,23 +76,31 @@ def _log_esps(most: int, W: Array, C: Array) -> Array:
     real, imag = jnp.maximum(jnp.real(eigenvalues), 0.0), jnp.imag(eigenvalues)
     # A skew kernel's pairs are purely imaginary: their real part is rounding noise.
     real = jnp.where((imag != 0) & (real < 4 * eps * jnp.linalg.norm(M)), 0.0, real)
+    return lax.complex(real, imag)
+
+
+def _of_eigenvalues(eigenvalues: Array) -> Array:
+    """log of all coefficients (d+1,) of the polynomial Π (1 + λ t)."""
+    real, imag = jnp.real(eigenvalues), jnp.imag(eigenvalues)
     # One factor for a real eigenvalue, one for a pair of conjugates (at its upper half), none at the lower half.
     linear = jnp.where(imag == 0, real, jnp.where(imag > 0, 2 * real, 0.0))
     quadratic = jnp.where(imag > 0, real**2 + imag**2, 0.0)
-    return _multiply_out(jnp.ones(d, M.dtype), linear, quadratic)
+    return _multiply_out(jnp.ones_like(real), linear, quadratic)
 
 
 @_log_esps.defjvp
 def _log_esps_jvp(most: int, primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    value = _log_esps(most, *primals)
-    slopes = jax.jvp(lambda W, C: _by_circles(pencil(W, C), value, most), primals, tangents)[1]
-    return value, jnp.where(jnp.isfinite(value), slopes, 0.0)
+    # No derivative passes through eigenvalues.
+    eigenvalues = _eigenvalues(*lax.stop_gradient(primals))
+    about = _of_eigenvalues(eigenvalues)
+    slopes = jax.jvp(lambda W, C: _by_circles(pencil(W, C), about, most, eigenvalues), primals, tangents)[1]
+    return _log_esps(most, *primals), jnp.where(jnp.isfinite(about), slopes.at[0].set(0.0), 0.0)  # e_0 is one
 
 
-def _by_circles(poly: Pencil, log_e: Array, most: int) -> Array:
+def _by_circles(poly: Pencil, log_e: Array, most: int, eigenvalues: Array | None = None) -> Array:
     """The coefficients of sizes up to ``most``, whose logarithms are known already, in a way that has derivatives."""
     factor, wanted = lax.stop_gradient(poly.log_factor), jnp.arange(len(log_e)) <= most
-    return log_coefficients(poly, log_e - factor, wanted, most + 1) + poly.log_factor
+    return log_coefficients(poly, log_e - factor, wanted, most + 1, eigenvalues) + poly.log_factor
 
 
 @partial(jax.jit, static_argnames="every_size")
