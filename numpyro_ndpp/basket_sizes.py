@@ -30,7 +30,7 @@ def size_logits_of_baskets(
 
     >>> probs = np.exp(size_logits_of_baskets([[0], [1, 2], [0, 2], [1, 2]], 4, 3))
     >>> print(probs.round(2))
-    [0.02 0.28 0.65 0.05]
+    [0.04 0.27 0.67 0.03]
     """
     max_size = static_int("max_size", num_items if max_size is None else max_size, 0, num_items, "num_items")
     min_size = static_int("min_size", min_size, 0, max_size, "max_size")

@@ -181,7 +181,9 @@ def sized_prior(
     baskets' sizes (:func:`~numpyro_ndpp.basket_sizes.size_logits_of_baskets`) is the best there is for any kernel.
 
     >>> from numpyro import handlers
-    >>> handlers.seed(sized_prior, 0)(np.array([2, 1, 1]), 3, size_logits=np.zeros(3), rank=(2, 2)).max_size
+    >>> values = {"D": np.zeros((2, 2))}
+    >>> model = handlers.seed(handlers.substitute(sized_prior, values), 0)
+    >>> model(np.array([2, 1, 1]), 3, size_logits=np.zeros(3), rank=(2, 2)).max_size
     2
     """
     V = _features("V", counts, num_baskets, rank[0], alpha, anchor)
