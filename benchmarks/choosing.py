@@ -7,8 +7,7 @@ FOLDER holds baskets as npz files (:func:`numpyro_ndpp.datasets.load_baskets`). 
 
 1. Of all baskets 2,000 are for the test, as in docs/learning_protocol.md for the same seed; a tenth of all, at most
    2,000, are for validation; the rest is for training. A simple random choice.
-2. ``search`` with its defaults, on training and validation baskets. ``--budget`` gives it minutes beside the trials;
-   its answer then depends on the machine.
+2. ``search`` with its defaults, on training and validation baskets. ``--budget`` gives it other minutes than its 25.
 3. ``fit`` with its defaults, on the same training and validation baskets.
 4. The test baskets are looked at once, for both kernels: log-likelihoods of the same baskets, whose differences have a
    mean and a standard error; and the percentile rank of the same hidden items.
@@ -55,7 +54,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--data", type=Path, required=True, help="folder with npz files of baskets")
     parser.add_argument("--dataset", required=True, help="the name of a file, without .npz")
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
-    parser.add_argument("--budget", type=float, metavar="MINUTES", help="of the search")
+    parser.add_argument("--budget", type=float, default=25.0, metavar="MINUTES", help="of the search (25)")
     parser.add_argument("--seed", type=int, default=0, help="of the split and of all fits")
     parser.add_argument("--model", nargs="+", choices=list(MODELS), help="models to try")
     parser.add_argument("--folder", type=Path, help="where the search keeps its runs, to go on from")
@@ -72,7 +71,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         train,
         len(data.items),
         models=options.model,
-        seconds=None if options.budget is None else 60 * options.budget,
+        seconds=60 * options.budget,
         folder=options.folder,
         **common,
         **(QUICK if options.quick else {}),

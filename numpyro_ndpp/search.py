@@ -78,7 +78,7 @@ def search(
     num_trials: int = 27,
     num_rounds: int = 3,
     num_steps: int = 2000,
-    seconds: float | None = None,
+    seconds: float | None = 1500.0,
     validation: int | Subsets | None = None,
     seed: int = 0,
     folder: str | Path | None = None,
@@ -94,7 +94,7 @@ def search(
     ``num_trials`` settings make short runs; a third of them go on, in each further round, for three times as many
     steps. The first trial, which has the settings of ``fit`` if ``models``, ``ranks`` and ``anchors`` begin with its,
     goes on in any case. With the defaults that is 27 runs of 222 steps, 9 or 10 of 666 and 3 or 4 of 2,000: about as
-    much as nine fits, and the compilation of five programs (one for each model and rank).
+    much as ten fits, and the compilation of one program for each model and rank, unless ``seconds`` are used up before.
 
     :param baskets, num_items, items: as in ``fit``.
     :param models: models of ``fit``. None: all but ``"ondpp"``, which pays in likelihood for what is not judged here.
@@ -105,10 +105,10 @@ def search(
     :param num_trials: how many settings to try, one at least for each model and rank.
     :param num_rounds: 1 makes every run a whole one.
     :param num_steps: the most steps of the runs of the last round.
-    :param seconds: where time is the budget. Each round has an equal part of it, and in the first round each model and
-        rank has an equal part of that; when it is used up, the trials that are left there are passed over. What has
-        begun is ended, and the first of each part is never passed over. The result then depends on the speed of the
-        machine.
+    :param seconds: the time of all runs together. Each round has an equal part of it, and in the first round each model
+        and rank has an equal part of that. Runs that would not end in their part, going by the shortest of their model
+        and rank so far, are passed over; but never the first of a part, so that it may take longer. None: no limit.
+        Where time was short, the result depends on the speed of the machine; else on the seed alone.
     :param validation: baskets to judge by, or how many of ``baskets`` to hold out; by default a tenth, at most 2,000.
     :param seed: the seed of the settings, of all fits and of what is held out.
     :param folder: where every run is kept, as a file that ``Fit.load`` reads, written whole or not at all. A search
@@ -170,8 +170,8 @@ def search(
             for turn, trials in enumerate(turns):
                 until = limit * (i + (turn + 1) / len(turns)) / num_rounds
                 for trial in trials:
-                    if trial is not trials[0] and sum(each.seconds for each in runs) >= until:
-                        break
+                    if trial is not trials[0] and _time_with(runs, trial, length) > until:
+                        continue
                     bar.set_description(f"round {i + 1}, {trial.settings['model']}, trial {trial.number}")
                     done = run(trial, length)
                     if best is None or best.result is None or done.score > best.score:
@@ -236,6 +236,14 @@ def _most_steps(num_trials: int, lengths: list[int]) -> int:
         total += number * length
         number = max(1, number // _SHARE) + 1
     return total
+
+
+def _time_with(runs: list[Run], trial: Trial, num_steps: int) -> float:
+    """The seconds of the runs and of one more, if its steps take as long as the fastest of its model and rank."""
+    model, rank = trial.settings["model"], trial.settings["rank"]
+    alike = [run for run in runs if (run.trial.settings["model"], run.trial.settings["rank"]) == (model, rank)]
+    a_step = min((run.seconds / run.num_steps for run in alike), default=0.0)
+    return sum(run.seconds for run in runs) + num_steps * a_step
 
 
 def _going_on(tried: list[Run]) -> list[Trial]:

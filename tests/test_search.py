@@ -13,7 +13,7 @@ from numpyro_ndpp.search import search
 N = 8
 SETTINGS = {
     **{"models": ["ndpp", "symmetric"], "ranks": [8], "num_trials": 7, "num_rounds": 2, "num_steps": 60},
-    **{"batch_size": 50, "learning_rate": 0.1, "evaluate_every": 10, "progress_bar": False},
+    **{"batch_size": 50, "learning_rate": 0.1, "evaluate_every": 10, "progress_bar": False, "seconds": None},
 }
 SUBSETS = [list(each) for size in range(N + 1) for each in itertools.combinations(range(N), size)]
 
@@ -223,10 +223,21 @@ def test_only_the_given_baskets_are_seen(shop, monkeypatch):
 
 def test_time_as_the_budget(shop):
     """With no time at all, what is never passed over is left: a run of each model and rank, and one in each round."""
-    result = search(shop[0], N, validation=shop[1], seconds=1e-9, **SETTINGS)
+    result = search(shop[0], N, validation=shop[1], **SETTINGS | {"seconds": 1e-9})
     assert sorted(result.table["trial"][result.table["num_steps"] == 20]) == [0, 1]
     assert sum(result.table["num_steps"] == 60) == 1
     assert result.table["log_likelihood"][0] == result.table["log_likelihood"].max()
+
+
+def test_runs_that_would_not_end_in_time_are_passed_over():
+    def run(number, model, num_steps, seconds):
+        trial = trials.Trial(number, {"model": model, "rank": (4, 4)})
+        return trials.Run(trial, num_steps, None, num_steps, np.zeros(1), seconds)
+
+    runs = [run(0, "ndpp", 10, 5.0), run(1, "ndpp", 10, 2.0), run(2, "symmetric", 10, 1.0)]  # the first one compiles
+    assert search_module._time_with(runs, runs[0].trial, 30) == 8.0 + 30 * 0.2
+    assert search_module._time_with(runs, runs[2].trial, 30) == 8.0 + 30 * 0.1
+    assert search_module._time_with(runs[:2], runs[2].trial, 30) == 7.0  # nothing is known of it
 
 
 def test_diverging_runs_are_lines_too(shop, monkeypatch):
