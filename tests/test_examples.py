@@ -1,5 +1,6 @@
 """The examples run, in their quick setting, and write their figures; what they read is checked before any long work."""
 
+import itertools
 import json
 import runpy
 from pathlib import Path
