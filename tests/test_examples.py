@@ -1,5 +1,7 @@
 """The examples run, in their quick setting, and write their figures; what they read is checked before any long work."""
 
+import itertools
+import json
 import runpy
 from pathlib import Path
 
@@ -56,28 +58,90 @@ def test_kernel_is_learned_and_saved(tmp_path, capsys):
     assert "mean percentile rank of a hidden item" in capsys.readouterr().out
 
 
-def test_no_basket_is_judged_by_twice(monkeypatch):
+@pytest.fixture
+def protocol(monkeypatch):
+    """The names of benchmarks/learning.py."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    split = runpy.run_path(str(BENCHMARKS / "learning.py"))["split"]
-    sizes = np.random.default_rng(0).geometric(0.05, 8203)
-    lists = [[i] * size for i, size in enumerate(sizes)]
-    parts = [split(lists, choice) for choice in range(4)]
+    return runpy.run_path(str(BENCHMARKS / "learning.py"))
+
+
+def test_splits_are_disjoint_and_differ(protocol):
+    lists = [[i] for i in range(8203)]
+    parts = [protocol["split"](lists, seed, 300) for seed in range(3)]
     for train, validation, test in parts:
         assert sorted(train + validation + test) == lists
         assert (len(validation), len(test)) == (300, 2000)
-    assert len({basket[0] for _, _, test in parts for basket in test}) == 8000
-    # Each has one of every four neighbours in size, so that means differ by (max - min) / 2000 at most.
-    means = [np.mean([len(basket) for basket in test]) for _, _, test in parts]
-    assert max(means) - min(means) <= (sizes.max() - sizes.min()) / 2000
-    with pytest.raises(ValueError, match="8203 baskets allow for 4 choices of 2000"):
-        split(lists, 4)
+    assert all(protocol["split"](lists, 1, 300)[i] == parts[1][i] for i in range(3))
+    # A quarter of two random choices of 2,000 of 8,203 is in both: 488 ± 17.
+    tests = [{i for (i,) in test} for _, _, test in parts]
+    shared = [len(one & other) for one, other in itertools.combinations(tests, 2)]
+    assert all(400 < number < 570 for number in shared)
+    with pytest.raises(ValueError, match="ten baskets at least are needed, got 9"):
+        protocol["split"](lists[:9], 0, 300)
 
 
-def test_independent_items_have_the_likelihood_of_their_frequencies(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    judge = runpy.run_path(str(BENCHMARKS / "learning.py"))["judge_independent"]
-    likelihood = judge(np.array([5, 2, 8]), 10, [[0, 1], [2, 1]], 0)[5][0]
-    assert likelihood == pytest.approx(np.log([0.5 * 0.2 * 0.2, 0.5 * 0.2 * 0.8]).mean())
+def test_independent_items_have_the_likelihood_of_their_frequencies(protocol):
+    """Against enumeration of all subsets but the empty one."""
+    train = [[0, 1], [0, 2], [2], [2], [1, 2], [0], [2], [0, 2], [0, 2], [2]]
+    share = np.array([0.5, 0.2, 0.8])
+    every = [[i for i in range(3) if code >> i & 1] for code in range(8)]
+    prob = {tuple(each): np.prod(np.where(np.isin(range(3), each), share, 1 - share)) for each in every}
+    test = [[0, 1], [2, 1], [2]]
+    by_size = {size: sum(value for each, value in prob.items() if len(each) == size) for size in range(4)}
+    found = protocol["judge_independent"](train, test, 3, False, 0)
+    expected = [np.log(prob[tuple(sorted(each))] / (1 - prob[()])) for each in test]
+    assert found["log_likelihoods"] == pytest.approx(expected, abs=1e-4)
+    assert found["numbers"]["log-likelihood"] == pytest.approx(np.mean(expected))
+    likely = np.array([by_size[size] for size in (1, 2, 3)]) / (1 - by_size[0])
+    assert found["sizes"]["classes"][:3] == pytest.approx(likely)
+    assert found["sizes"]["mean"] == pytest.approx(likely @ [1, 2, 3])
+    # Sizes of the baskets, each once more than it occurs: 5, 5 and none of ten.
+    found = protocol["judge_independent"](train, test, 3, True, 0)
+    sizes = {1: 6 / 13, 2: 6 / 13, 3: 1 / 13}
+    expected = [np.log(sizes[len(each)] * prob[tuple(sorted(each))] / by_size[len(each)]) for each in test]
+    assert found["log_likelihoods"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_classes_of_sizes(protocol):
+    shares = np.zeros(71)
+    shares[[1, 2, 3, 4, 9, 64, 65, 70]] = 0.125
+    assert protocol["class_shares"](shares) == [0.125, 0.125, 0.25, 0.0, 0.125, 0.0, 0.125, 0.25]
+    assert protocol["class_shares"](shares[:3] * 4) == [0.5, 0.5, 0, 0, 0, 0, 0, 0]
+    assert protocol["class_names"]() == ["1", "2", "3–4", "5–8", "9–16", "17–32", "33–64", "65+"]
+    moments = protocol["about_sizes"](np.array([0, 0.5, 0, 0.5]))
+    assert (moments["mean"], moments["variance"]) == (2.0, 1.0)
+
+
+def test_settings_come_from_other_data_sets(protocol, tmp_path):
+    for name, alpha in (("milk", 10.0), ("bread", 40.0), ("wine", 1000.0)):
+        chosen = {"ndpp": {"alpha": alpha, "beta": 3.0, "anchor": alpha / 100}}
+        (tmp_path / f"{name}.json").write_text(json.dumps({"dataset": name, "chosen": chosen}))
+    settings, others = protocol["settings_elsewhere"](tmp_path, "wine", "ndpp")
+    assert settings == pytest.approx({"alpha": 20.0, "beta": 3.0, "anchor": 0.25})
+    assert others == ["bread", "milk"]
+    for name in ("bread", "milk"):
+        (tmp_path / f"{name}.json").unlink()
+    with pytest.raises(ValueError, match="no settings of ndpp that were chosen on another data set than wine"):
+        protocol["settings_elsewhere"](tmp_path, "wine", "ndpp")
+
+
+def test_tables_of_results(protocol, tmp_path):
+    """Means over splits, and differences that are paired by split."""
+    sizes = {"classes": [0.5, 0.5, 0, 0, 0, 0, 0, 0], "mean": 1.5, "variance": 0.25}
+    values = {"ndpp": [-10.0, -12.0, -14.0], "symmetric": [-11.0, -13.5, -14.5]}
+    for model, each in values.items():
+        for seed, value in enumerate(each):
+            found = {"dataset": "uk_retail", "model": model, "seed": seed, "num_items": 9, "machine": "here"}
+            found |= {"baskets": {"train": 1000, "test": 2}, "numbers": {"log-likelihood": value, "MPR": 80.0}}
+            found |= {"log_likelihoods": [value - 1, value + 1], "settings": {"alpha": 50.0}, "seconds": 7.0}
+            found |= {"settings_from": "defaults", "sizes": sizes, "sizes_train": sizes, "sizes_test": sizes}
+            (tmp_path / f"uk_retail_{model}_{seed}.json").write_text(json.dumps(found))
+    lines = protocol["tables"](tmp_path, ["uk_retail"], ["ndpp", "symmetric", "ondpp"])
+    assert lines[0] == "**uk_retail**: 1,002 baskets, 9 items, splits [0, 1, 2]"
+    (line,) = (line for line in lines if line.startswith("| symmetric | 80.00"))
+    assert "| -13.00 ± 1.04 | 0.00 ± 0.00 | -1.000 ± 0.289 |" in line  # of -1, -1.5 and -0.5
+    assert "76.42 / .74 / -104.89" in line
+    assert "| data, test | 50.00 | 50.00 |" in "\n".join(lines)
 
 
 @pytest.mark.slow
@@ -87,10 +151,24 @@ def test_learning_benchmarks(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     baskets = [rng.choice(260, size=rng.integers(1, 9), replace=False) for _ in range(400)]
     save_baskets(tmp_path / "some.npz", baskets, [str(item) for item in range(260)])
-    learned = runpy.run_path(str(BENCHMARKS / "learning.py"))["main"](
-        [str(tmp_path), "--quick", "--models", "ndpp", "--kernels", str(tmp_path / "kernels")]
-    )
-    assert any(line.startswith("| ndpp | ") for line in learned)
+    learn = runpy.run_path(str(BENCHMARKS / "learning.py"))["main"]
+    out = [str(tmp_path), "--out", str(tmp_path / "results")]
+    one = ["--quick", "--model", "ndpp", "independent", "--seed", "0"]
+    learn([*out, *one, "--kernels", str(tmp_path / "kernels")])
+    result = tmp_path / "results" / "some_ndpp_0.json"
+    written = result.read_bytes()
+    learn([*out, *one])  # test baskets are looked at once
+    assert result.read_bytes() == written
+    assert sum(line.startswith("| ndpp | ") for line in learn([*out, "--table"])) == 2
+    choose = runpy.run_path(str(BENCHMARKS / "choosing.py"))["main"]
+    chosen = tmp_path / "chosen" / "some.json"
+    chosen.parent.mkdir()
+    options = ["--data", str(tmp_path), "--dataset", "some", "--out", str(chosen), "--quick", "--model", "ndpp"]
+    report = choose(options)
+    assert report["table"][0]["log_likelihood"] == max(line["log_likelihood"] for line in report["table"])
+    assert json.loads(chosen.read_text())["chosen"]["ndpp"]["trial"] == report["chosen"]["ndpp"]["trial"]
+    with pytest.raises(ValueError, match="chosen on another data set than some"):
+        learn([*out, *one, "--chosen", str(chosen.parent)])
     sampled = runpy.run_path(str(BENCHMARKS / "paper_tables.py"))["main"](
         [str(tmp_path / "kernels" / "some_ndpp.npz"), "--quick"]
     )
