@@ -60,7 +60,7 @@ class _Circles(NamedTuple):
     log_sum: Array  # (s,) log f(r)
 
 
-def _place(log_e: Array, wanted: Array) -> _Circles:
+def place_circles(log_e: Array, wanted: Array) -> _Circles:
     """Circles that serve all wanted sizes, one after the other, each with as large a radius as its first size allows.
 
     :param log_e: the logarithms of the coefficients (s,), about; -inf where they are zero.
@@ -126,14 +126,15 @@ class _Nodes(NamedTuple):
     is_single: Array  # (j,) computed one by one
 
 
-def _nodes(circles: _Circles, log_e: Array, eigenvalues: Array | None, number: int) -> tuple[_Nodes, Array]:
+def place_nodes(circles: _Circles, log_e: Array, eigenvalues: Array | None, number: int) -> tuple[_Nodes, Array]:
     """The nodes, and which circles (s,) are wide."""
     num_sizes, eps = len(log_e), jnp.finfo(log_e.dtype).eps
     ends = jnp.cumsum(circles.num_upper)
     node = jnp.arange(number)
     first = jnp.minimum(jnp.searchsorted(ends, node, side="right"), num_sizes - 1)
     num_upper = jnp.maximum(circles.num_upper[first], 1)
-    angle = math.pi * (node - (ends[first] - circles.num_upper[first]) + 0.5) / num_upper
+    place = (node - (ends[first] - circles.num_upper[first])).astype(log_e.dtype)
+    angle = math.pi * (place + 0.5) / num_upper.astype(log_e.dtype)
     log_radius = circles.log_radius[first]
     is_wide = jnp.zeros(num_sizes, bool)
     if eigenvalues is None:
@@ -198,6 +199,25 @@ def _one_by_one(poly: Pencil, nodes: _Nodes) -> tuple[Array, Array]:
     return angle.reshape(-1)[:number], log_abs.reshape(-1)[:number]
 
 
+@jax.custom_jvp
+def _log_det_and_inverse(A: Array) -> tuple[Array, Array]:
+    """log |det A| and A⁻¹ of a matrix that is regular, by one factorisation."""
+    lu, _, permutation = lax.linalg.lu(A)
+    identity = jnp.eye(len(A), dtype=A.dtype)[permutation]
+    half = lax.linalg.triangular_solve(lu, identity, left_side=True, lower=True, unit_diagonal=True)
+    inverse = lax.linalg.triangular_solve(lu, half, left_side=True, lower=False)
+    return jnp.sum(jnp.log(jnp.abs(jnp.diagonal(lu)))), inverse
+
+
+@_log_det_and_inverse.defjvp
+def _log_det_and_inverse_jvp(
+    primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    log_det, inverse = _log_det_and_inverse(primals[0])
+    slopes = jnp.sum(inverse.T * tangents[0]), -matmul(matmul(inverse, tangents[0]), inverse)
+    return (log_det, inverse), slopes
+
+
 def _powers(Q: Array) -> list[Array]:
     """I, Q, Q², ... up to half the number of traces."""
     powers = [jnp.eye(len(Q), dtype=Q.dtype), Q]
@@ -219,7 +239,7 @@ def _traces_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, A
     powers, dQ = _powers(primals[0]), tangents[0]
     further = matmul(powers[-1], dQ)
     slopes = [jnp.sum(power.T * dQ) for power in powers] + [jnp.sum(power.T * further) for power in powers[1:-1]]
-    return _traces(primals[0]), jnp.arange(1, _NUM_TRACES + 1) * jnp.stack(slopes)
+    return _traces(primals[0]), jnp.arange(1, _NUM_TRACES + 1).astype(dQ.dtype) * jnp.stack(slopes)
 
 
 def _by_traces(poly: Pencil, circles: _Circles, nodes: _Nodes, is_wide: Array) -> tuple[Array, Array]:
@@ -228,17 +248,17 @@ def _by_traces(poly: Pencil, circles: _Circles, nodes: _Nodes, is_wide: Array) -
     identity, power = jnp.eye(d, dtype=dtype), jnp.arange(1, _NUM_TRACES + 1)
     tangent = jnp.minimum(jnp.tan(nodes.angle / 2), _LARGEST_TANGENT)
     # (-iT)ᵐ/m, whose even powers are real and odd ones imaginary
-    terms = tangent[:, None] ** power / power
+    terms = tangent[:, None] ** power / power.astype(dtype)
     real = jnp.where(power % 2 == 0, jnp.where(power % 4 == 0, terms, -terms), 0.0)
     imag = jnp.where(power % 2 == 1, jnp.where(power % 4 == 1, -terms, terms), 0.0)
 
     def compute(first: Array) -> tuple[Array, Array]:
-        linear = jnp.exp(circles.log_radius[first]) * poly.linear
-        whole = poly.constant + linear
-        Q = 2 * jnp.linalg.solve(whole, linear) - identity
-        traces = _traces(Q)
+        # Only pencils of eigenvalues that are known come here: their constant is the identity.
+        whole = identity + jnp.exp(circles.log_radius[first]) * poly.linear
+        log_whole, inverse = _log_det_and_inverse(whole)
+        traces = _traces(identity - 2 * inverse)
         angle = d * nodes.angle / 2 - matmul(imag, traces)
-        log_abs = jnp.linalg.slogdet(whole)[1] + d * jnp.log(jnp.cos(nodes.angle / 2)) - matmul(real, traces)
+        log_abs = log_whole + d * jnp.log(jnp.cos(nodes.angle / 2)) - matmul(real, traces)
         own = nodes.counts & (nodes.first == first)
         return jnp.where(own, angle, 0.0), jnp.where(own, log_abs, 0.0)
 
@@ -264,8 +284,8 @@ def log_coefficients(
     """
     log_e, sizes = lax.stop_gradient(log_e), jnp.arange(len(log_e))
     wanted = wanted & (log_e > -jnp.inf)
-    circles = _place(log_e, wanted)
-    nodes, is_wide = _nodes(circles, log_e, lax.stop_gradient(eigenvalues), num_wanted + _MORE_NODES)
+    circles = place_circles(log_e, wanted)
+    nodes, is_wide = place_nodes(circles, log_e, lax.stop_gradient(eigenvalues), num_wanted + _MORE_NODES)
     angle, log_abs = _one_by_one(poly, nodes)
     if eigenvalues is not None and len(eigenvalues) >= _SMALLEST_RANK:
         # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.

@@ -14,7 +14,7 @@ from kernels import HARDEST, KERNELS, PARTS, TRUE_RANK, N, all_subsets, factors,
 from numpyro.infer import MCMC, SVI, Predictive, Trace_ELBO
 
 from numpyro_ndpp import KNDPP, NDPP, Cholesky, Exact, Rejection, SizedNDPP, SubsetGibbs, UpDown, pad_subsets
-from numpyro_ndpp.circles import log_coefficients
+from numpyro_ndpp.circles import log_coefficients, place_circles, place_nodes
 from numpyro_ndpp.kernel import gram
 from numpyro_ndpp.normalizer import log_sum_esp, pencil
 from numpyro_ndpp.size_law import log_esps
@@ -286,3 +286,34 @@ def test_mistakes_are_named():
         SizedNDPP(V, B, skew, LOGITS).with_expected_size(3.0)
     with pytest.raises(ValueError, match="no marginal kernel"):
         SizedNDPP(V, B, skew, LOGITS).dense_marginal_kernel()
+
+
+def test_wide_circles_serve_many_sizes():
+    """At d = 64 most nodes come from traces: derivatives against differences, and float32 against float64."""
+    rng = np.random.default_rng(1)
+    d = 64
+    X, dW, K = rng.normal(size=(300, d)) / 8, rng.normal(size=(d, d)), rng.normal(size=(32, 32)) / 4
+    W = np.eye(d)
+    W[32:, 32:] = K - K.T
+    C = X.T @ X
+
+    @jax.jit
+    def slopes(W, C, dW):
+        return jax.jvp(lambda W: log_esps(W, C, 50), (W,), (dW,))
+
+    _, by_circles = slopes(W, C, dW)
+    _, in_float32 = slopes(*(array.astype(np.float32) for array in (W, C, dW)))
+    value = jax.jit(lambda W: log_esps(W, C, 50))
+    step = 1e-5
+    differences = (value(W + step * dW) - value(W - step * dW)) / (2 * step)
+    scale = np.abs(by_circles).max()
+    np.testing.assert_allclose(by_circles, differences, atol=1e-7 * scale)
+    assert in_float32.dtype == jnp.float32
+    np.testing.assert_allclose(in_float32, by_circles, atol=1e-4 * scale)
+    # A complex factorisation for a few nodes only: most of them are those of wide circles.
+    eigenvalues = jnp.linalg.eigvals(W @ C)
+    log_e = log_esps(W.astype(np.float32), C.astype(np.float32))
+    circles = place_circles(log_e, jnp.arange(d + 1) <= 50)
+    nodes, is_wide = place_nodes(circles, log_e, eigenvalues.astype(np.complex64), 51 + 48)
+    assert nodes.is_single.sum() < nodes.counts.sum() < circles.num_upper.sum() < 99
+    assert is_wide.sum() >= 2
