@@ -157,7 +157,7 @@ def result_of(data: Baskets, dataset: str, model: str, seed: int, options: argpa
         if options.chosen:
             settings, others = settings_elsewhere(options.chosen, dataset, model)
             source = f"chosen on {', '.join(others)}"
-        budget = BUDGET | ({"num_steps": 10, "rank": max(map(len, data.baskets)) + 4} if options.quick else {})
+        budget = BUDGET | ({"num_steps": 10} if options.quick else {})
         settings |= budget | {"model": model, "seed": seed, "progress_bar": False}
         fitted = fit(train, len(data.items), validation=validation, **settings)
         seconds = time.perf_counter() - start
