@@ -135,9 +135,12 @@ def log_minor(kernel: Kernel, subset: Array) -> Array:
     its widths, and on a CPU, where jaxlib hands a batch of factorisations to the same few threads that wait for it, as
     many of them at once as there are threads wait forever.
     """
-    X, K = kernel.X, kernel.K
-    if len(subset) == 0:
-        return jnp.zeros((), X.dtype)
-    rows = rows_of(X, subset)
+    return log_minor_of_rows(rows_of(kernel.X, subset), kernel.K, jnp.sum(subset < kernel.num_items))
+
+
+def log_minor_of_rows(rows: Array, K: Array, size: Array) -> Array:
+    """:func:`log_minor` of a subset by the features (m, d) of its items, of which the first ``size`` are there."""
+    if len(rows) == 0:
+        return jnp.zeros((), rows.dtype)
     bk = matmul(rows[:, rows.shape[1] - len(K) :], K)
-    return log_det(*_minor_and_scales(rows, bk, jnp.sum(subset < len(X))))
+    return log_det(*_minor_and_scales(rows, bk, size))

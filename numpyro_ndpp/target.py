@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from numpyro_ndpp.devices import Shards
 from numpyro_ndpp.kernel import Kernel, marginal_matrix, rows_of
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.minors import log_minors
@@ -56,7 +57,9 @@ class Pinned(NamedTuple):
         return Z - matmul(matmul(Z, self.rows.T), jnp.linalg.solve(minor, left))
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["kernel", "items"], meta_fields=["sizes", "num_certain"])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["kernel", "items"], meta_fields=["sizes", "num_certain", "shards"]
+)
 @dataclass(frozen=True)
 class Target:
     """P(T) ∝ det L_{J∪T} over the sets T of other items than J, with J∪T of an allowed size."""
@@ -65,6 +68,7 @@ class Target:
     items: Array  # (j,) the pinned items J, padded with n
     sizes: tuple[int, int] = field(metadata={"static": True})  # the smallest and the largest J∪T
     num_certain: int = field(metadata={"static": True})  # how many of the items are known to be no padding
+    shards: Shards | None = field(default=None, metadata={"static": True})  # the devices that have the rows of X
 
     @classmethod
     def of(cls, kernel: Kernel, low: int, high: int) -> "Target":

@@ -122,7 +122,7 @@ class UpDown(Sampler):
     def prepare(self, target: Target) -> Walk:
         """The walk of one kernel: the tree, C, a start for every size and the law of the size. O(n d²) once."""
         kernel, items, width = target.kernel, target.items, target.width
-        tree = build_tree(kernel.X)
+        tree = build_tree(kernel.X, shards=target.shards)
         C, size_logits = tree.gram, None
         if target.is_fixed:
             size = target.sizes[1]
@@ -134,13 +134,14 @@ class UpDown(Sampler):
             size_logits = log_weights_of_sizes(target, C)
             starts = greedy_subsets(kernel, C, size_logits[: width + 1] > -jnp.inf, items)
             size_logits = _without_phantom_sizes(size_logits, starts, kernel.num_items)
-        return Walk(WalkKernel.of(kernel.X, kernel.W, tree), items, starts, size_logits, self.walk_settings)
+        return Walk(WalkKernel.of(tree, kernel.W), items, starts, size_logits, self.walk_settings)
 
     def for_moves(self, target: Target) -> Walk:
         """The walk of one kernel for :meth:`Walk.move` alone: without starts and the law of the size. O(n d²) once."""
         kernel = target.kernel
         starts = jnp.full(target.width, kernel.num_items, jnp.int32)
-        return Walk(WalkKernel.of(kernel.X, kernel.W), target.items, starts, None, self.walk_settings)
+        tree = build_tree(kernel.X, shards=target.shards)
+        return Walk(WalkKernel.of(tree, kernel.W), target.items, starts, None, self.walk_settings)
 
     @property
     def walk_settings(self) -> WalkSettings:

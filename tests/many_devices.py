@@ -1,0 +1,301 @@
+"""What must hold on eight devices, one thing a run: python many_devices.py values|draws|... kernel.
+
+Kernels of the table have ten items; here these are spread over 64 rows, the others zero, so that the tree has two leaves
+on each device and most devices have items. Every comparison is with the same law on one device.
+"""
+
+import os
+import re
+import sys
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["NPROC"] = "32"  # eight devices share the threads that factorise (docs/numerics.md)
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import random
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from kernels import N, factors
+
+from numpyro_ndpp import KNDPP, NDPP, Cholesky, Contour, Exact, Rejection, SubsetGibbs, UpDown, run_chains, to_multihot
+from numpyro_ndpp.devices import shard_rows
+
+ROWS = 64
+DEVICES = Mesh(np.array(jax.devices()), ("items",))
+
+
+def spread(name, rows=ROWS):
+    """X (rows, d) and W of a kernel of the table, and the rows (10,) of its items."""
+    X, W = factors(name)
+    places = np.sort(np.random.default_rng(0).choice(rows, N, replace=False))
+    whole = np.zeros((rows, X.shape[1]))
+    whole[places] = X
+    return whole, W, places
+
+
+def on_devices(X, W, mesh=DEVICES):
+    return shard_rows(X, mesh), jax.device_put(W, NamedSharding(mesh, PartitionSpec()))
+
+
+def close(name, value, expected):
+    np.testing.assert_allclose(np.asarray(value), np.asarray(expected), rtol=1e-10, atol=1e-10, err_msg=name)
+
+
+def same(name, value, expected):
+    np.testing.assert_array_equal(np.asarray(value), np.asarray(expected), err_msg=name)
+
+
+# --- Values ----------------------------------------------------------------------------------------------------------
+
+
+def values_of(X, W, subsets, places):
+    """All that is computed of a law, by name. ``subsets`` are rows of item numbers, padded with the number of rows."""
+    law, fixed = NDPP.from_factors(X, W), KNDPP.from_factors(X, W, 4)
+    limited = NDPP.from_factors(X, W, min_size=1, max_size=5)
+    given = law.condition(include=places[:2], exclude=places[2:3])
+    pair = subsets[:, :2]
+
+    def total(X, W):
+        log_probs = NDPP.from_factors(X, W, validate_args=False).log_prob(subsets)
+        return jnp.sum(jnp.where(log_probs > -jnp.inf, log_probs, 0.0))
+
+    values = {f"gradient in {'XW'[i]}": slope for i, slope in enumerate(jax.jit(jax.grad(total, (0, 1)))(X, W))}
+    for name, one in (("", law), ("k ", fixed), ("limited ", limited), ("given ", given)):
+        values |= {
+            name + "log_prob": one.log_prob(subsets),
+            name + "log_normalizer": one.log_normalizer,
+            name + "size_log_prob": one.size_log_prob(),
+            name + "inclusion_probs": one.inclusion_probs(),
+        }
+    values |= {
+        "marginal_log_prob": law.marginal_log_prob(pair),
+        "k marginal_log_prob": fixed.marginal_log_prob(pair),
+        "next_item_log_prob": law.next_item_log_prob(pair),
+        "greedy": law.greedy(4),
+        "greedy with exchanges": law.greedy(4, num_exchanges=2),
+        "greedy given": given.greedy(),
+        "expected_proposals": Rejection().expected_proposals(law),
+    }
+    return values
+
+
+def check_values(name):
+    X, W, places = spread(name)
+    rng = np.random.default_rng(1)
+    subsets = [np.sort(rng.choice(places, size, replace=False)) for size in (1, 2, 2, 3, 4, 4, 6)]
+    subsets = np.stack([np.pad(s, (0, 6 - len(s)), constant_values=ROWS) for s in subsets]).astype(np.int32)
+    expected = values_of(jnp.asarray(X), jnp.asarray(W), subsets, places)
+    for what, value in values_of(*on_devices(X, W), subsets, places).items():
+        close(f"{name}: {what}", value, expected[what])
+
+
+def check_padding():
+    """61 rows do not divide by eight: three of zeros follow, which change nothing and are never drawn."""
+    X, W, places = spread("ordinary", 61)
+    subsets = np.array([[places[0], places[3]], [places[2], 61]], np.int32)
+    law, padded = NDPP.from_factors(X, W), NDPP.from_factors(*on_devices(X, W), sampler=Exact())
+    assert padded.num_items == 64
+    close("log_prob", padded.log_prob(np.where(subsets == 61, 64, subsets)), law.log_prob(subsets))
+    close("inclusion", padded.inclusion_probs()[:61], law.inclusion_probs())
+    assert not np.any(padded.inclusion_probs()[61:])
+    draws = np.asarray(padded.sample(random.key(0), (500,)))
+    assert np.isin(draws, [*places, 64]).all()
+    same("alone", draws, NDPP.from_factors(np.pad(X, ((0, 3), (0, 0))), W, sampler=Exact()).sample(random.key(0), (500,)))
+
+
+# --- Draws -----------------------------------------------------------------------------------------------------------
+
+
+def laws(X, W, places, kind):
+    """Laws with their samplers, by name."""
+    if kind == "exact":
+        return {
+            "Exact": NDPP.from_factors(X, W, sampler=Exact()),
+            "Exact, limited": NDPP.from_factors(X, W, min_size=2, max_size=4, sampler=Exact()),
+            "Exact, given": NDPP.from_factors(X, W, sampler=Exact()).condition(places[1:2], places[2:3]),
+        }
+    if kind == "fixed":
+        return {
+            "Contour": KNDPP.from_factors(X, W, 4, sampler=Contour()),
+            "Exact, given, fixed": KNDPP.from_factors(X, W, 4, sampler=Exact()).condition(places[1:2]),
+        }
+    if kind == "published":
+        return {
+            "Cholesky": NDPP.from_factors(X, W, sampler=Cholesky()),
+            "Cholesky, fixed": KNDPP.from_factors(X, W, 4, sampler=Cholesky()),
+            "Rejection": NDPP.from_factors(X, 0.5 * (W + W.T) + 0.1 * W, sampler=Rejection()),
+        }
+    return {
+        "UpDown": NDPP.from_factors(X, W),
+        "UpDown, fixed": KNDPP.from_factors(X, W, 4),
+        "UpDown, published": KNDPP.from_factors(X, W, 4, sampler=UpDown(10, up="rejection", init="uniform")),
+        "UpDown, given": NDPP.from_factors(X, W).condition(places[1:2], places[2:3]),
+    }
+
+
+def check_draws(name, kind):
+    X, W, places = spread(name)
+    there = laws(*on_devices(X, W), places, kind)
+    for what, law in laws(jnp.asarray(X), jnp.asarray(W), places, kind).items():
+        draws = law.sample(random.key(2), (40,))
+        same(f"{name}: {what}", there[what].sample(random.key(2), (40,)), draws)
+        prepared = there[what].prepare()
+        inside = jax.jit(lambda law, key: law.sample(key, (40,)))
+        if what in ("Exact", "Contour"):
+            same(f"{name}: {what} within jit", inside(prepared, random.key(2)), draws)
+            same(f"{name}: {what} prepared within jit", inside(there[what], random.key(2)), draws)
+
+
+def check_chains(name):
+    X, W, _ = spread(name)
+    for k in (None, 4):
+        here, there = (
+            NDPP.from_factors(*kernel) if k is None else KNDPP.from_factors(*kernel, k)
+            for kernel in ((X, W), on_devices(X, W))
+        )
+        runs = [run_chains(law, random.key(0), 4, 10, progress_bar=False)["posterior"] for law in (here, there)]
+        same(f"{name}: chains", runs[1]["subset"], runs[0]["subset"])
+        close(f"{name}: log det", runs[1]["log_det"], runs[0]["log_det"])
+
+
+def check_gibbs(name):
+    X, W, _ = spread(name)
+
+    def model(X, W, y):
+        chosen = numpyro.sample("chosen", NDPP.from_factors(X, W, sampler=Exact(), validate_args=False))
+        numpyro.sample("y", dist.Normal(jnp.sum(to_multihot(chosen, ROWS) * jnp.arange(ROWS)), 20.0), obs=y)
+
+    updated = []
+    for kernel in ((jnp.asarray(X), jnp.asarray(W)), on_devices(X, W)):
+        start = NDPP.from_factors(*kernel).greedy()
+        update = jax.jit(SubsetGibbs(model, "chosen", num_moves=20, fresh=0.2).gibbs_fn(*kernel, 100.0))
+        values = []
+        for i in range(5):
+            start = update(rng_key=random.key(i), gibbs_sites={"chosen": start}, hmc_sites={})["chosen"]
+            values.append(np.asarray(start))
+        updated.append(np.stack(values))
+    same(f"{name}: SubsetGibbs", updated[1], updated[0])
+
+
+# --- Programs --------------------------------------------------------------------------------------------------------
+
+_COLLECTIVE = re.compile(r"= (.*?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
+
+
+def collectives(function, *arguments):
+    """The collectives of a compiled program, each as its name and the shapes of its results."""
+    text = jax.jit(function).lower(*arguments).compile().as_text()
+    return [(found[2], re.findall(r"\w+\[([\d,]*)\]", found[1])) for found in _COLLECTIVE.finditer(text)]
+
+
+def large(n, k=None, sampler=None):
+    rng = np.random.default_rng(0)
+    X, W = on_devices(rng.normal(size=(n, 4)), np.eye(4) + np.array(np.triu(np.ones((4, 4)), 1) - np.tri(4, k=-1)))
+    settings = {} if sampler is None else {"sampler": sampler}
+    return NDPP.from_factors(X, W, **settings) if k is None else KNDPP.from_factors(X, W, k, **settings)
+
+
+def check_no_array_of_items_is_gathered():
+    n = 4096
+    law, fixed = large(n), large(n, 3)
+    items = jnp.array([[0, 5], [700, 4095]])
+    members = {
+        "log_prob": lambda law: law.log_prob(items),
+        "gradient": jax.grad(lambda law: law.log_prob(items).sum()),
+        "size_log_prob": lambda law: law.size_log_prob(),
+        "inclusion_probs": lambda law: law.inclusion_probs(),
+        "marginal_log_prob": lambda law: law.marginal_log_prob(items),
+        "next_item_log_prob": lambda law: law.next_item_log_prob(items),
+        "condition": lambda law: law.condition([3], [4]).log_prob(items),
+        "greedy": lambda law: law.greedy(3),
+        "greedy with exchanges": lambda law: law.greedy(3, num_exchanges=1),
+    }
+    programs = {name: (function, law) for name, function in members.items()}
+    key = jax.device_put(random.key(0), NamedSharding(DEVICES, PartitionSpec()))
+    for one in (UpDown(), Exact(), Rejection(), Cholesky(), Contour()):
+        drawn = (fixed if one == Contour() else law).with_sampler(one)
+        programs[f"prepare by {one}"] = lambda law: law.prepared_state(), drawn
+        programs[f"sample by {one}"] = lambda law, key: law.sample(key, (2,)), drawn.prepare(), key
+    for name, program in programs.items():
+        for kind, shapes in collectives(*program):
+            # No axis of a result is as long as a device's share of the items, or of the leaves.
+            sizes = [int(size) for shape in shapes for size in shape.split(",") if size]
+            assert max(sizes, default=0) < 64, f"{name}: {kind} of {shapes}"
+
+
+def check_collectives_do_not_grow():
+    key = jax.device_put(random.key(0), NamedSharding(DEVICES, PartitionSpec()))
+    for k, sampler in ((3, UpDown()), (None, UpDown()), (None, Exact()), (3, Contour()), (None, Rejection())):
+        small, big = (
+            collectives(lambda law, key: law.sample(key), large(n, k, sampler).prepare(), key)
+            for n in (10_000, 1_000_000)
+        )
+        assert len(small) == len(big), f"{sampler}: {small} against {big}"
+        assert 0 < len(big) < 20, f"{sampler}: {len(big)}"
+
+
+def check_bytes():
+    """X, the tree and what is prepared: an eighth on each device, and 5 % at the most for what all have."""
+    n = 2**15
+    for k, sampler in ((3, UpDown()), (None, Exact()), (3, Contour()), (None, Rejection()), (None, Cholesky())):
+        there = large(n, k, sampler)
+        X, W = jnp.asarray(np.asarray(there.X)), jnp.asarray(np.asarray(there.W))
+        alone = NDPP.from_factors(X, W, sampler=sampler) if k is None else KNDPP.from_factors(X, W, k, sampler=sampler)
+        whole = sum(leaf.nbytes for leaf in jax.tree.leaves(alone.prepared_state()))
+        per_device = dict.fromkeys(jax.devices(), 0)
+        for leaf in jax.tree.leaves(there.prepared_state()):
+            for shard in leaf.addressable_shards:
+                per_device[shard.device] += shard.data.nbytes
+        assert max(per_device.values()) <= 1.05 * whole / 8, f"{sampler}: {per_device} of {whole}"
+
+
+# --- Bad input -------------------------------------------------------------------------------------------------------
+
+
+def check_bad_input():
+    X, W, _ = spread("ordinary")
+
+    def error(function, *arguments, **settings):
+        try:
+            function(*arguments, **settings)
+        except (ValueError, TypeError) as raised:
+            return str(raised)
+        return "no error"
+
+    columns = jax.device_put(X, NamedSharding(DEVICES, PartitionSpec(None, "items")))
+    assert "X is sharded by columns" in error(NDPP.from_factors, columns, W)
+    assert "V is sharded by columns" in error(NDPP, columns)
+    assert "no axis 'rows': its axes are ('items',)" in error(shard_rows, X, DEVICES, "rows")
+    assert "must be a jax.sharding.Mesh, got list" in error(shard_rows, X, [1])
+    assert "must be a matrix" in error(shard_rows, X[0], DEVICES)
+    two = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
+    both = jax.device_put(X, NamedSharding(two, PartitionSpec(("a", "b"))))
+    assert "over several axes, ('a', 'b')" in error(NDPP.from_factors, both, W)
+    six = Mesh(np.array(jax.devices()[:6]), ("items",))
+    rows = shard_rows(np.pad(X, ((0, 2), (0, 0))), six)
+    law = NDPP.from_factors(rows, jax.device_put(W, NamedSharding(six, PartitionSpec())), sampler=Exact())
+    close("six devices", law.log_normalizer, NDPP.from_factors(X, W).log_normalizer)
+    assert "a power of two of devices along the axis 'items'" in error(law.sample, random.key(0))
+
+
+def check_explicit_axes():
+    """``jax.make_mesh`` has explicit axes by default; the features of a distribution leave them to the compiler."""
+    X, W, _ = spread("ordinary")
+    mesh = jax.make_mesh((8,), ("items",), axis_types=(AxisType.Explicit,))
+    law = NDPP.from_factors(jax.device_put(X, NamedSharding(mesh, PartitionSpec("items"))), W, sampler=Exact())
+    here = NDPP.from_factors(X, W, sampler=Exact())
+    same("draws", law.sample(random.key(0), (5,)), here.sample(random.key(0), (5,)))
+    # Within jit, where nobody sees where an array lies, the ambient mesh counts.
+    with jax.set_mesh(DEVICES):
+        drawn = jax.jit(lambda X: NDPP.from_factors(X, W, sampler=Exact()).sample(random.key(0), (5,)))
+        rows = shard_rows(X, DEVICES)
+        same("ambient", drawn(rows), here.sample(random.key(0), (5,)))
+        assert "all-gather" not in drawn.lower(rows).as_text()
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    globals()[f"check_{sys.argv[1]}"](*sys.argv[2:])
