@@ -20,7 +20,7 @@ from jax import Array, lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from numpyro.util import not_jax_tracer
 
-__all__ = ["DRAWS", "ITEMS", "Shards", "ambient_shards", "check_axis", "rows_on_devices", "shard_rows", "shards_of"]
+__all__ = ["DRAWS", "ITEMS", "Shards", "ambient_shards", "check_axis", "check_same", "shard_rows", "shards_of"]
 
 ITEMS = "items"
 """The mesh axis over which :func:`~numpyro_ndpp.learning.fit` and distributions within jit have the items."""
@@ -137,7 +137,7 @@ def _check_not_explicit(name: str, X: Any) -> None:
         )
 
 
-def ambient_shards(num_rows: int) -> Shards | None:
+def ambient_shards(num_rows: int = 0) -> Shards | None:
     """The devices of the ambient mesh along its axis "items", if it has one that divides the number of rows."""
     mesh = jax.sharding.get_abstract_mesh()
     number = dict(mesh.shape).get(ITEMS, 1)
@@ -157,7 +157,7 @@ def with_auto_axes(array: Array) -> Array:
     return jax.device_put(array, NamedSharding(auto_mesh(sharding.mesh), sharding.spec))
 
 
-def auto_mesh(mesh: Mesh) -> Mesh:
+def auto_mesh(mesh: Any) -> Mesh:
     """The mesh with all its axes left to the compiler."""
     return Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
@@ -205,7 +205,7 @@ def shard_rows(features: Any, mesh: Mesh, axis: str = ITEMS) -> Array:
     rows = -(-n // mesh.shape[axis]) * mesh.shape[axis]
     dtype = jax.dtypes.canonicalize_dtype(features.dtype)
 
-    def part(index: tuple[slice, ...]) -> np.ndarray:
+    def part(index: Any) -> np.ndarray:
         first, last, _ = index[0].indices(rows)
         own = np.asarray(features[min(first, n) : min(last, n)], dtype)
         return np.concatenate([own, np.zeros((last - first - len(own), d), dtype)]) if len(own) < last - first else own

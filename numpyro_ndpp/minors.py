@@ -13,7 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import NamedSharding, PartitionSpec
 
+from numpyro_ndpp.devices import Shards
 from numpyro_ndpp.kernel import Kernel, rows_of
 from numpyro_ndpp.linalg import log_det, log_det_and_slope, matmul
 from numpyro_ndpp.platforms import platform
@@ -25,6 +27,8 @@ _SMALLEST_WIDTH = 16
 _WIDTH_SHARE = 0.4
 # The slopes are kept for the backward pass if all of them together are no larger than this, else computed again.
 _SLOPE_BYTES = 64 * 2**20
+# The rows of all subsets together, where devices share the subsets.
+_SHARED_BYTES = 256 * 2**20
 
 
 def _minor_and_scales(rows: Array, bk: Array, size: Array) -> tuple[Array, Array, Array]:
@@ -125,6 +129,36 @@ def log_minors(kernel: Kernel, subsets: Array) -> Array:
         policy = jax.checkpoint_policies.save_only_these_names(*keep)
         values = lax.map(jax.checkpoint(partial(_chunk_log_minors, X, K, products), policy=policy), chunks)
     values = values.reshape(-1)[extra:]
+    return jnp.zeros_like(values).at[order].set(values, unique_indices=True)
+
+
+def log_minors_in_shares(shards: Shards, kernel: Kernel, subsets: Array) -> Array:
+    """:func:`log_minors` with each device along an axis computing its share of the subsets (s, m).
+
+    Rows are read where they are, and handed to all: s m d numbers, and as many again in the backward pass. Where there
+    are fewer subsets than devices, or so many that their rows would fill the memory, nothing is shared.
+    """
+    (num_subsets, width), d = subsets.shape, kernel.X.shape[1]
+    is_large = num_subsets * width * d * kernel.X.dtype.itemsize > _SHARED_BYTES
+    if num_subsets < shards.number or width == 0 or is_large or shards.is_inside:
+        return log_minors(kernel, subsets)
+    # In the order of their sizes, dealt like cards: no device has all the large ones.
+    extra, n = -num_subsets % shards.number, kernel.num_items
+    order = jnp.argsort(jnp.sum(subsets < n, axis=1))
+    dealt = jnp.pad(subsets[order], ((extra, 0), (0, 0)), constant_values=n)
+    dealt = dealt.reshape(-1, shards.number, width).swapaxes(0, 1).reshape(-1, width)
+    # On all devices, and its gradient too: else a device would add up the gradients of its subsets for all n items.
+    rows = lax.with_sharding_constraint(take_rows(kernel.X, dealt), NamedSharding(shards.mesh, PartitionSpec()))
+
+    def of_device(rows: Array, sizes: Array, W: Array, K: Array) -> Array:
+        number = rows.shape[0] * width
+        places = jnp.arange(number).reshape(-1, width)
+        places = jnp.where(jnp.arange(width) < sizes[:, None], places, number)
+        return log_minors(Kernel(rows.reshape(number, d), W, K), places)
+
+    by_subset = rows, jnp.sum(dealt < n, axis=1)
+    values = shards.run(of_device, by_subset, (kernel.W, kernel.K), shards.by_rows)
+    values = values.reshape(shards.number, -1).swapaxes(0, 1).reshape(-1)[extra:]
     return jnp.zeros_like(values).at[order].set(values, unique_indices=True)
 
 

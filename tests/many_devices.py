@@ -1,9 +1,10 @@
 """What must hold on eight devices, one thing a run: python many_devices.py values|draws|... kernel.
 
-Kernels of the table have ten items; here these are spread over 64 rows, the others zero, so that the tree has two leaves
-on each device and most devices have items. Every comparison is with the same law on one device.
+Kernels of the table have ten items; here these are spread over 64 rows, the others zero, so that the tree has two
+leaves on each device and most devices have items. Every comparison is with the same law on one device.
 """
 
+import contextlib
 import os
 import re
 import sys
@@ -19,9 +20,24 @@ import numpyro.distributions as dist
 from jax import random
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from kernels import N, factors
+from numpyro.infer import Predictive
 
-from numpyro_ndpp import KNDPP, NDPP, Cholesky, Contour, Exact, Rejection, SubsetGibbs, UpDown, run_chains, to_multihot
+from numpyro_ndpp import (
+    KNDPP,
+    NDPP,
+    Cholesky,
+    Contour,
+    Exact,
+    Rejection,
+    SubsetGibbs,
+    UpDown,
+    learning,
+    run_chains,
+    to_multihot,
+)
 from numpyro_ndpp.devices import shard_rows
+from numpyro_ndpp.learner import Learner, training_data
+from numpyro_ndpp.learning import fit
 
 ROWS = 64
 DEVICES = Mesh(np.array(jax.devices()), ("items",))
@@ -103,7 +119,8 @@ def check_padding():
     assert not np.any(padded.inclusion_probs()[61:])
     draws = np.asarray(padded.sample(random.key(0), (500,)))
     assert np.isin(draws, [*places, 64]).all()
-    same("alone", draws, NDPP.from_factors(np.pad(X, ((0, 3), (0, 0))), W, sampler=Exact()).sample(random.key(0), (500,)))
+    alone = NDPP.from_factors(np.pad(X, ((0, 3), (0, 0))), W, sampler=Exact())
+    same("alone", draws, alone.sample(random.key(0), (500,)))
 
 
 # --- Draws -----------------------------------------------------------------------------------------------------------
@@ -180,6 +197,115 @@ def check_gibbs(name):
     same(f"{name}: SubsetGibbs", updated[1], updated[0])
 
 
+# --- Draws and chains in parallel ------------------------------------------------------------------------------------
+
+
+def check_shares(name):
+    """Draws over one axis, items over another, or all devices for draws: the same draws as on one device."""
+    X, W, _ = spread(name)
+    here = NDPP.from_factors(X, W, sampler=Exact()), KNDPP.from_factors(X, W, 4)
+    expected = [law.sample(random.key(3), (21,)) for law in here]
+    chains = run_chains(here[1], random.key(0), 5, 6, progress_bar=False)["posterior"]["subset"]
+    for shape in ((8, 1), (2, 4)):
+        mesh = Mesh(np.array(jax.devices()).reshape(shape), ("draws", "items"))
+        kernel = on_devices(X, W, mesh)
+        there = NDPP.from_factors(*kernel, sampler=Exact()), KNDPP.from_factors(*kernel, 4)
+        for law, draws in zip(there, expected, strict=True):
+            same(f"{name}: {shape}", law.sample(random.key(3), (21,)), draws)
+        if shape == (2, 4):
+            drawn = run_chains(there[1], random.key(0), 5, 6, progress_bar=False)["posterior"]["subset"]
+            same(f"{name}: chains", drawn, chains)
+
+
+def check_ambient_shares(name):
+    """Within jit the ambient mesh has the draws. Each device makes its share, and nothing is exchanged but these."""
+    X, W, _ = spread(name)
+    law, key = NDPP.from_factors(X, W, sampler=Exact()).prepare(), random.key(3)
+    draw = jax.jit(lambda law, key: law.sample(key, (64,)))
+    expected = law.sample(key, (64,))
+    with jax.set_mesh(Mesh(np.array(jax.devices()), ("draws",))):
+        same(f"{name}: ambient", draw(law, key), expected)
+        program = draw.lower(law, key).compile().as_text()
+    assert len(found_collectives(program)) == 1, found_collectives(program)
+
+
+def check_predictive(name):
+    """Posterior draws over the devices: XLA splits what NumPyro vectorises."""
+    X, W, _ = spread(name)
+
+    def model():
+        scale = numpyro.sample("scale", dist.LogNormal(0.0, 0.1))
+        numpyro.sample("chosen", NDPP.from_factors(scale * X, W, sampler=Exact(), validate_args=False))
+
+    scales = np.exp(0.1 * np.random.default_rng(0).normal(size=16))
+    by_draw = jax.device_put(scales, NamedSharding(Mesh(np.array(jax.devices()), ("draws",)), PartitionSpec("draws")))
+    drawn = [
+        Predictive(model, {"scale": values}, parallel=True)(random.key(0))["chosen"] for values in (scales, by_draw)
+    ]
+    same(f"{name}: Predictive", *drawn)
+
+
+# --- Learning --------------------------------------------------------------------------------------------------------
+
+
+def check_fit(folder, model="ndpp", num_items=61):
+    """The kernel of one device; a run begun on four devices goes on on two, and ends on one."""
+    num_items = int(num_items)
+    rng = np.random.default_rng(0)
+    baskets = [rng.choice(num_items, rng.integers(1, 5), replace=False) for _ in range(120)]
+    settings = {"rank": 6, "batch_size": 20, "evaluate_every": 4, "progress_bar": False, "model": model}
+    settings |= {"num_steps": 12, "checkpoint_every": 4}
+    alone = fit(baskets, num_items, **settings)
+    eight = fit(baskets, num_items, mesh=DEVICES, **settings)
+    for part in "VBD":
+        np.testing.assert_allclose(getattr(eight, part), getattr(alone, part), rtol=2e-4, atol=2e-5, err_msg=part)
+    np.testing.assert_allclose(eight.history["validation"], alone.history["validation"], rtol=1e-4)
+    path = os.path.join(folder, "fit.npz")
+    for number in (4, 2, 1):
+        mesh = Mesh(np.array(jax.devices()[:number]), ("items",))
+        with stopped_after(None if number == 1 else 1):
+            several = fit(baskets, num_items, mesh=mesh, checkpoint=path, **settings)
+    for part in "VBD":
+        np.testing.assert_allclose(getattr(several, part), getattr(alone, part), rtol=2e-4, atol=2e-5, err_msg=part)
+    assert len(several.history["step"]) == 3
+
+
+@contextlib.contextmanager
+def stopped_after(number):
+    """A fit that is interrupted after so many checkpoints; None: not at all."""
+    written, write = [], learning.write_arrays
+
+    def write_and_stop(*arguments):
+        write(*arguments)
+        written.append(arguments)
+        if len(written) == number:
+            raise KeyboardInterrupt
+
+    learning.write_arrays = write_and_stop
+    try:
+        yield
+    except KeyboardInterrupt:
+        assert number is not None
+    finally:
+        learning.write_arrays = write
+
+
+def check_learner():
+    """Adam's state is an eighth on each device, and no program of a fit gathers an array of items."""
+    num_items = 4096
+    rng = np.random.default_rng(0)
+    train = np.stack([np.sort(rng.choice(num_items, 3, replace=False)) for _ in range(40)]).astype(np.int32)
+    settings = {"model": "ndpp", "rank": [4, 2], "num_items": num_items, "batch_size": 16, "alpha": 50.0, "beta": 30.0}
+    settings |= {"learning_rate": 0.02, "num_steps": 10, "anchor": 1.0, "seed": 0, "min_size": 1}
+    learner, data = Learner(settings, len(train), DEVICES), training_data(settings, train, DEVICES)
+    state = learner.start()
+    per_device = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state.optim_state))
+    assert per_device <= 1.05 * sum(leaf.nbytes for leaf in jax.tree.leaves(state.optim_state)) / 8
+    with jax.set_mesh(DEVICES):
+        text = learner.programs.advance.lower(state, data, learner.numbers, 2).compile().as_text()
+    assert_small("a step", found_collectives(text), num_items // 8)
+
+
 # --- Programs --------------------------------------------------------------------------------------------------------
 
 _COLLECTIVE = re.compile(r"= (.*?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
@@ -187,8 +313,18 @@ _COLLECTIVE = re.compile(r"= (.*?) (all-gather|all-reduce|all-to-all|collective-
 
 def collectives(function, *arguments):
     """The collectives of a compiled program, each as its name and the shapes of its results."""
-    text = jax.jit(function).lower(*arguments).compile().as_text()
+    return found_collectives(jax.jit(function).lower(*arguments).compile().as_text())
+
+
+def found_collectives(text):
     return [(found[2], re.findall(r"\w+\[([\d,]*)\]", found[1])) for found in _COLLECTIVE.finditer(text)]
+
+
+def assert_small(name, found, limit):
+    """No axis of what is exchanged is as long as a device's share of the items, or of the leaves."""
+    for kind, shapes in found:
+        sizes = [int(size) for shape in shapes for size in shape.split(",") if size]
+        assert max(sizes, default=0) < limit, f"{name}: {kind} of {shapes}"
 
 
 def large(n, k=None, sampler=None):
@@ -220,10 +356,7 @@ def check_no_array_of_items_is_gathered():
         programs[f"prepare by {one}"] = lambda law: law.prepared_state(), drawn
         programs[f"sample by {one}"] = lambda law, key: law.sample(key, (2,)), drawn.prepare(), key
     for name, program in programs.items():
-        for kind, shapes in collectives(*program):
-            # No axis of a result is as long as a device's share of the items, or of the leaves.
-            sizes = [int(size) for shape in shapes for size in shape.split(",") if size]
-            assert max(sizes, default=0) < 64, f"{name}: {kind} of {shapes}"
+        assert_small(name, collectives(*program), 64)
 
 
 def check_collectives_do_not_grow():

@@ -40,6 +40,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 
+from numpyro_ndpp.devices import Shards
 from numpyro_ndpp.normalizer import HALF_AN_ITEM, log_normalizer, pencil, size_moments, solve_log_scale
 from numpyro_ndpp.samplers.base import OneByOne
 from numpyro_ndpp.samplers.batching import chunk_size, in_chunks, side_by_side
@@ -88,6 +89,11 @@ class ContourState:
     stages: Any  # a Stage, stacked; None where nothing is to be drawn
     possible: Array  # whether any subset of the size has a positive probability
     width: int = field(metadata={"static": True})
+
+    @property
+    def shards(self) -> Shards | None:
+        """The devices over which the items are, if there are several."""
+        return self.tree.shards
 
     @property
     def schedule(self) -> tuple[tuple[int, int], ...]:

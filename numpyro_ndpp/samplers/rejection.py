@@ -28,6 +28,7 @@ import jax.numpy as jnp
 from jax import Array, random
 
 from numpyro_ndpp.checks import static_int
+from numpyro_ndpp.devices import Shards
 from numpyro_ndpp.kernel import Kernel
 from numpyro_ndpp.linalg import log_determinant, matmul
 from numpyro_ndpp.normalizer import log_normalizer
@@ -64,6 +65,11 @@ class RejectionState:
     size_logits: Array  # (w+1,) of the proposals
     log_expected: Array  # log of the expected number of proposals; inf where no subset has a positive probability
     width: int = field(metadata={"static": True})
+
+    @property
+    def shards(self) -> Shards | None:
+        """The devices over which the items are, if there are several."""
+        return self.tree.shards
 
 
 def _log_expected(size_logits: Array, log_hat: Array, log_weight: Array) -> Array:

@@ -8,7 +8,7 @@ determinant, that of all items up to its own last one. These P numbers, gathered
 searches its own leaves, and one all-reduce tells the others the leaf, its rows, and what was passed over.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -33,7 +33,7 @@ class Position(NamedTuple):
     leaf: Array
     low: Array
     head: Array  # (p,) the sum over the items of the leaf that are not decided
-    rest: Array | None  # (p,) with those of all later leaves of its device; None on a single device
+    rest: Any  # (p,) with those of all later leaves of its device; None on a single device
 
 
 class Place(NamedTuple):

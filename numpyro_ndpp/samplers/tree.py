@@ -118,7 +118,7 @@ def build_tree(X: Array, leaf_size: int | None = None, shards: Shards | None = N
 
     O(n d²) time. Beside the tree itself the sums of the leaves are held, which are as large as X.
     """
-    leaves = Leaves.of(*X.shape, leaf_size)
+    leaves = Leaves.of(len(X), X.shape[1], leaf_size)
     X, shards = shards_of_tree(X, leaves, shards)
     if shards is None:
         return Tree(X, _heap_of_lefts(sums_of_leaves(X, leaves)), None, leaves)
@@ -257,7 +257,7 @@ def draw_by_terms(
     query: Array,
     terms: Callable[..., Array],
     by_item: tuple[Array, ...],
-    others: tuple[Array, ...],
+    others: tuple[Any, ...],
     uniforms: Array,
     excluded: Array,
 ) -> tuple[Array, Array]:
@@ -300,7 +300,7 @@ def _draw_below(
     leaves: Leaves,
     query: Array,
     terms: Callable[..., Array],
-    others: tuple[Array, ...],
+    others: tuple[Any, ...],
     uniforms: Array,
     excluded: Array,
     mass: Array,

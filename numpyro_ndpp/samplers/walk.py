@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 
+from numpyro_ndpp.devices import Shards
 from numpyro_ndpp.samplers.chain import ChainState, WalkKernel, exchanged
 from numpyro_ndpp.samplers.direct import border, draw_pair
 from numpyro_ndpp.samplers.published import propose_until_accepted
@@ -66,6 +67,11 @@ class Walk:
     starts: Array  # (w,) or, where the size varies, (w+1, w): a subset of positive probability of each size
     size_logits: Array | None  # (d+1,) where the size varies
     settings: WalkSettings = field(metadata={"static": True})
+
+    @property
+    def shards(self) -> Shards | None:
+        """The devices over which the items are, if there are several."""
+        return self.kernel.tree.shards
 
     @property
     def width(self) -> int:
