@@ -52,9 +52,7 @@ class ItemArrays(NamedTuple):
             return function
 
         def call(state: Any, data: tuple[Any, ...], numbers: Any, *others: Any) -> Any:
-            state = jax.tree.map(
-                lambda kept, like: kept[: like.shape[0]] if like.shape else kept, state, shapes(numbers)
-            )
+            state = jax.tree.map(_cut, state, shapes(numbers))
             baskets, *by_item = data
             whole = jax.tree.map(lambda kept: kept[: self.num_items], by_item)
             return function(state, (baskets, *whole), numbers, *others)
@@ -103,3 +101,7 @@ class ItemArrays(NamedTuple):
 
             array = multihost_utils.process_allgather(array, tiled=True)
         return np.asarray(array)[: shape[0]] if shape else np.asarray(array)
+
+
+def _cut(kept: Array, like: Any) -> Array:
+    return kept[: like.shape[0]] if like.shape else kept
