@@ -123,6 +123,12 @@ def shards_of(name: str, X: Any) -> Shards | None:
     return Shards(sharding.mesh, names[0])
 
 
+def is_spread(array: Any) -> bool:
+    """Whether no device has the whole of an array; within jit nobody knows."""
+    sharding = getattr(array, "sharding", None) if not_jax_tracer(array) else None
+    return sharding is not None and not sharding.is_fully_replicated
+
+
 def _size(mesh: Any, axes: Any) -> int:
     names = () if axes is None else axes if isinstance(axes, tuple) else (axes,)
     return int(np.prod([mesh.shape[name] for name in names], dtype=int))
