@@ -259,17 +259,24 @@ def check_fit(folder, model="ndpp", num_items=61):
     settings |= {"num_steps": 12, "checkpoint_every": 4}
     alone = fit(baskets, num_items, **settings)
     eight = fit(baskets, num_items, mesh=DEVICES, **settings)
-    for part in "VBD":
-        np.testing.assert_allclose(getattr(eight, part), getattr(alone, part), rtol=2e-4, atol=2e-5, err_msg=part)
+    same_kernel(eight, alone)
     np.testing.assert_allclose(eight.history["validation"], alone.history["validation"], rtol=1e-4)
     path = os.path.join(folder, "fit.npz")
     for number in (4, 2, 1):
         mesh = Mesh(np.array(jax.devices()[:number]), ("items",))
         with stopped_after(None if number == 1 else 1):
             several = fit(baskets, num_items, mesh=mesh, checkpoint=path, **settings)
-    for part in "VBD":
-        np.testing.assert_allclose(getattr(several, part), getattr(alone, part), rtol=2e-4, atol=2e-5, err_msg=part)
+    same_kernel(several, alone)
     assert len(several.history["step"]) == 3
+
+
+def same_kernel(result, expected):
+    """To the rounding of a dozen steps in float32. Of D, D - Dᵀ counts: Adam makes steps of its diagonal's rounding."""
+    for part in ("V", "B", "D"):
+        value, wanted = getattr(result, part), getattr(expected, part)
+        if part == "D":
+            value, wanted = value - value.T, wanted - wanted.T
+        np.testing.assert_allclose(value, wanted, rtol=2e-4, atol=2e-5, err_msg=part)
 
 
 @contextlib.contextmanager

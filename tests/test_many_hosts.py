@@ -60,6 +60,8 @@ def test_a_killed_process_is_made_good(tmp_path):
     output = run_all(2, folders[1], *settings)
     for name in "VBD":
         one, two = (np.load(folder / f"{name}.npy") for folder in folders)
+        if name == "D":  # of which D - Dᵀ counts; Adam makes steps of what rounding leaves on the diagonal
+            one, two = one - one.T, two - two.T
         np.testing.assert_allclose(two, one, rtol=1e-3, atol=1e-4, err_msg=name)
     assert float(re.search(r"deviation of the items' frequencies ([0-9.]+)", output)[1]) < 2.5
 
