@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import NamedSharding, PartitionSpec
 
 from numpyro_ndpp.devices import Shards
 from numpyro_ndpp.kernel import Kernel, rows_of
@@ -135,30 +134,32 @@ def log_minors(kernel: Kernel, subsets: Array) -> Array:
 def log_minors_in_shares(shards: Shards, kernel: Kernel, subsets: Array) -> Array:
     """:func:`log_minors` with each device along an axis computing its share of the subsets (s, m).
 
-    Rows are read where they are, and handed to all: s m d numbers, and as many again in the backward pass. Where there
-    are fewer subsets than devices, or so many that their rows would fill the memory, nothing is shared.
+    Rows are read where they are and handed to the device that needs them, s m d numbers in all; the backward pass hands
+    as many back. Where there are fewer subsets than devices, or so many that their rows would fill the memory, nothing
+    is shared.
     """
-    (num_subsets, width), d = subsets.shape, kernel.X.shape[1]
+    (num_subsets, width), (n, d), num_devices = subsets.shape, kernel.X.shape, shards.number
     is_large = num_subsets * width * d * kernel.X.dtype.itemsize > _SHARED_BYTES
-    if num_subsets < shards.number or width == 0 or is_large or shards.is_inside:
+    if num_subsets < num_devices or width == 0 or is_large or shards.is_inside:
         return log_minors(kernel, subsets)
     # In the order of their sizes, dealt like cards: no device has all the large ones.
-    extra, n = -num_subsets % shards.number, kernel.num_items
+    extra, share = -num_subsets % num_devices, -(-num_subsets // num_devices)
     order = jnp.argsort(jnp.sum(subsets < n, axis=1))
     dealt = jnp.pad(subsets[order], ((extra, 0), (0, 0)), constant_values=n)
-    dealt = dealt.reshape(-1, shards.number, width).swapaxes(0, 1).reshape(-1, width)
-    # On all devices, and its gradient too: else a device would add up the gradients of its subsets for all n items.
-    rows = lax.with_sharding_constraint(take_rows(kernel.X, dealt), NamedSharding(shards.mesh, PartitionSpec()))
+    dealt = dealt.reshape(share, num_devices, width).swapaxes(0, 1).reshape(-1, width)
 
-    def of_device(rows: Array, sizes: Array, W: Array, K: Array) -> Array:
-        number = rows.shape[0] * width
-        places = jnp.arange(number).reshape(-1, width)
-        places = jnp.where(jnp.arange(width) < sizes[:, None], places, number)
-        return log_minors(Kernel(rows.reshape(number, d), W, K), places)
+    def of_device(X: Array, dealt: Array, W: Array, K: Array) -> Array:
+        place = dealt - shards.index * len(X)
+        rows = take_rows(X, jnp.where(place < 0, len(X), place))
+        rows = lax.psum_scatter(rows, shards.axis, tiled=True)
+        sizes = jnp.sum(lax.dynamic_slice_in_dim(dealt, shards.index * share, share) < n, axis=1)
+        places = jnp.arange(share * width).reshape(share, width)
+        places = jnp.where(jnp.arange(width) < sizes[:, None], places, share * width)
+        return log_minors(Kernel(rows.reshape(share * width, d), W, K), places)
 
-    by_subset = rows, jnp.sum(dealt < n, axis=1)
-    values = shards.run(of_device, by_subset, (kernel.W, kernel.K), shards.by_rows)
-    values = values.reshape(shards.number, -1).swapaxes(0, 1).reshape(-1)[extra:]
+    X = jnp.pad(kernel.X, ((0, -n % num_devices), (0, 0)))  # as many rows on each device
+    values = shards.run(of_device, (X,), (dealt, kernel.W, kernel.K), shards.by_rows)
+    values = values.reshape(num_devices, share).T.reshape(-1)[extra:]
     return jnp.zeros_like(values).at[order].set(values, unique_indices=True)
 
 

@@ -49,8 +49,8 @@ class Leaves(NamedTuple):
     def limits(self, leaf: Array) -> tuple[Array, Array]:
         """The first item of a leaf, and the first one behind it."""
         in_block, leaves_in_block = self.num_items // self.num_blocks, self.number // self.num_blocks
-        block = leaf // leaves_in_block
-        first = block * in_block + leaf % leaves_in_block * self.size
+        block = leaf >> (leaves_in_block.bit_length() - 1)  # a power of two
+        first = block * in_block + (leaf & (leaves_in_block - 1)) * self.size
         return first, jnp.minimum(first + self.size, (block + 1) * in_block)
 
 

@@ -207,8 +207,8 @@ def _place_on_devices(sums: Sums, leaves: Leaves, shards: Shards, R: Array, posi
         )
         search = _find_leaf(nodes, R, own, u, start)
         found = Place(
-            is_there=jnp.asarray(1),
-            leaf=search.leaf + here * part.number,
+            is_there=jnp.ones_like(search.leaf),
+            leaf=(search.leaf + here * part.number).astype(search.leaf.dtype),
             passed=search.passed,
             rows=_rows_of_leaf(X, part, search.leaf),
             behind=_sum_behind(nodes, search.leaf),

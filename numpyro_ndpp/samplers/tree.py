@@ -284,9 +284,8 @@ def draw_by_terms(
         part, its = tree.leaves.part(shards.number), excluded - own
         item, found = _draw_below(X, lefts, by_item, part, query, terms, others, below, its, mass)
         is_mine = shards.index == device
-        item, found = shards.sum_of_one(
-            is_mine, (jnp.where(item < len(X), item + own, tree.num_items), found.astype(jnp.int32))
-        )
+        item = jnp.where(item < len(X), item + own, tree.num_items)
+        item, found = shards.sum_of_one(is_mine, jnp.stack([item, found.astype(item.dtype)]))
         return item, found > 0
 
     replicated = tree.tops, query, others, uniforms, excluded
