@@ -168,6 +168,17 @@ def check_draws(name, kind):
             same(f"{name}: {what} prepared within jit", inside(there[what], random.key(2)), draws)
 
 
+def check_batch():
+    """A batch of kernels, each with its rows over all devices."""
+    X, W = (np.stack(parts) for parts in zip(*(spread(name)[:2] for name in ("ordinary", "near skew")), strict=True))
+    rows = jax.device_put(X, NamedSharding(DEVICES, PartitionSpec(None, "items")))
+    here, there = (NDPP.from_factors(features, W, sampler=Exact()) for features in (X, rows))
+    draws = here.sample(random.key(0), (6,))
+    same("batch", there.sample(random.key(0), (6,)), draws)
+    close("batch", there.log_prob(draws), here.log_prob(draws))
+    close("batch", there.inclusion_probs(), here.inclusion_probs())
+
+
 def check_chains(name):
     X, W, _ = spread(name)
     for k in (None, 4):
@@ -416,6 +427,15 @@ def check_bad_input():
     two = Mesh(np.array(jax.devices()).reshape(2, 4), ("a", "b"))
     both = jax.device_put(X, NamedSharding(two, PartitionSpec(("a", "b"))))
     assert "over several axes, ('a', 'b')" in error(NDPP.from_factors, both, W)
+    explicit = jax.make_mesh((8,), ("items",), axis_types=(AxisType.Explicit,))
+    rows = jax.device_put(X, NamedSharding(explicit, PartitionSpec("items")))
+    within = jax.jit(lambda X: NDPP.from_factors(X, W).log_normalizer)
+    assert "X is sharded over explicit axes" in error(within, rows)
+    baskets = [[0, 1], [2]]
+    assert "mesh has no axis 'items': its axes are ('a', 'b')" in error(fit, baskets, 4, rank=2, mesh=two)
+    assert "mesh must be a jax.sharding.Mesh, got int" in error(fit, baskets, 4, rank=2, mesh=8)
+    not_finite = shard_rows(np.where(np.arange(ROWS)[:, None] == 40, np.nan, X), DEVICES)
+    assert "X must be finite, but has infinities or NaN" in error(NDPP.from_factors, not_finite, W)
     six = Mesh(np.array(jax.devices()[:6]), ("items",))
     rows = shard_rows(np.pad(X, ((0, 2), (0, 0))), six)
     law = NDPP.from_factors(rows, jax.device_put(W, NamedSharding(six, PartitionSpec())), sampler=Exact())

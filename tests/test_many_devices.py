@@ -43,7 +43,7 @@ def test_chains_and_latent_subsets_are_those_of_one_device(name):
 
 @pytest.mark.slow
 def test_rows_of_zeros_and_explicit_axes_change_nothing():
-    run("padding", "explicit_axes")
+    run("padding", "explicit_axes", "batch")
 
 
 @pytest.mark.slow
