@@ -11,6 +11,7 @@ Everything is written for one kernel (:mod:`numpyro_ndpp.target`); batches of ke
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import jax
@@ -26,11 +27,12 @@ from numpyro.util import not_jax_tracer
 from numpyro_ndpp import probabilities, size_law
 from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.conditioning import Condition, are_distinct
+from numpyro_ndpp.devices import ambient_shards
 from numpyro_ndpp.drawing import Drawn, compiled
 from numpyro_ndpp.greedy import exchange, greedy_given, greedy_map
 from numpyro_ndpp.kernel import gram, marginal_matrix
 from numpyro_ndpp.linalg import with_derivatives_of
-from numpyro_ndpp.minors import log_minors
+from numpyro_ndpp.minors import log_minors, log_minors_in_shares
 from numpyro_ndpp.multihot import Multihot
 from numpyro_ndpp.next_items import log_next_probs
 from numpyro_ndpp.normalizer import log_sum_esp
@@ -45,7 +47,10 @@ class SubsetDistribution(Drawn):
 
     def log_minors(self, subsets: Array) -> Array:
         """log det L_{J∪T} of sets T (..., m), their leading dimensions broadcast with the batch of kernels."""
-        return self._per_subset(log_minors, self.kernel, self.with_pinned(subsets), "(s)")
+        # Devices that share the items share the subsets too.
+        shards = None if self.batch_shape else self.shards or ambient_shards()
+        of_kernel = log_minors if shards is None else partial(log_minors_in_shares, shards)
+        return self._per_subset(of_kernel, self.kernel, self.with_pinned(subsets), "(s)")
 
     def log_weights(self, subsets: Array) -> Array:
         """log of what P(T) is proportional to, for sets T (..., m): det L_{J∪T}, times the weight of the size."""

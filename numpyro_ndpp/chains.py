@@ -7,6 +7,7 @@ draws are, or are all at the greedy subset. :mod:`numpyro_ndpp.diagnostics` reco
 
 import math
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jax import Array, lax, random
 from jax.typing import ArrayLike
 
 from numpyro_ndpp.base import SubsetDistribution
+from numpyro_ndpp.draw_shares import in_shares, mesh_of_draws
 from numpyro_ndpp.latent import local_move
 from numpyro_ndpp.platforms import platform
 from numpyro_ndpp.samplers import UpDown
@@ -61,16 +63,23 @@ def _step(dist: SubsetDistribution, walk: Walk, key: Array, state: ChainState) -
     return state, StepInfo((~accepted).astype(jnp.int32), accepted & jnp.any(proposed != subset))
 
 
-@jax.jit
 def run_block(
     dist: SubsetDistribution, walk: Walk, keys: Array, states: ChainState, num_draws: int, thin: int
 ) -> tuple[Array, ChainState, Array, StepInfo]:
     """The next draws of chains (c,), ``thin`` steps apart: keys, states, subsets (c, BLOCK, w), and what happened.
 
-    There may be up to BLOCK of them; the rest stays empty, so that nothing is compiled again for another number.
+    There may be up to BLOCK of them; the rest stays empty, so that nothing is compiled again for another number. Where
+    there is a mesh with an axis "draws", each device along it has its share of the chains.
     """
+    mesh = mesh_of_draws(dist.shards, dist.X, len(keys))
+    return _run_block(dist, walk, keys, states, num_draws, thin, mesh)
 
-    def draw(i: Array, carry: tuple) -> tuple:
+
+@partial(jax.jit, static_argnums=6)
+def _run_block(
+    dist: SubsetDistribution, walk: Walk, keys: Array, states: ChainState, num_draws: int, thin: int, mesh: Any
+) -> tuple[Array, ChainState, Array, StepInfo]:
+    def draw(walk: Walk, i: Array, carry: tuple) -> tuple:
         key, start, subsets, infos = carry
 
         def body(_: int, carry: tuple[Array, ChainState, Array]) -> tuple[Array, ChainState, Array]:
@@ -86,14 +95,19 @@ def run_block(
         info = jax.tree.map(lambda all_of, one: all_of.at[i].set(one), infos, StepInfo(num_rejections, changed))
         return key, state, subsets.at[i].set(items.astype(jnp.int32)), info
 
-    def chain(key: Array, start: ChainState) -> tuple[Array, ChainState, Array, StepInfo]:
+    def chain(walk: Walk, key: Array, start: ChainState) -> tuple[Array, ChainState, Array, StepInfo]:
         width = states.subset.shape[-1] - len(walk.pinned)
         infos = StepInfo(jnp.zeros(BLOCK, jnp.int32), jnp.zeros(BLOCK, bool))
         empty = key, start, jnp.zeros((BLOCK, width), jnp.int32), infos
-        return lax.fori_loop(0, num_draws, draw, empty)
+        return lax.fori_loop(0, num_draws, partial(draw, walk), empty)
 
-    chunk = min(walk_chunk_size(walk, walk.width), platform().chains_side_by_side)
-    return in_chunks(partial(side_by_side, chain), chunk, len(keys), keys, states)
+    def chains(walk: Walk, starts: tuple[Array, ChainState], number: Array | int) -> Any:
+        chunk = min(walk_chunk_size(walk, walk.width), platform().chains_side_by_side)
+        return in_chunks(partial(side_by_side, partial(chain, walk)), chunk, number, *starts)
+
+    if mesh is not None:
+        return in_shares(mesh, chains, walk, (keys, states), len(keys))
+    return chains(walk, (keys, states), len(keys))
 
 
 def log_dets(dist: SubsetDistribution, subsets: np.ndarray) -> np.ndarray:

@@ -11,6 +11,8 @@ from jax import Array
 from jax.typing import ArrayLike
 from numpyro.distributions import Distribution
 
+from numpyro_ndpp.devices import with_auto_axes
+
 __all__ = ["check_distribution", "check_is_small", "finite_float", "floating", "static_int"]
 
 
@@ -85,7 +87,7 @@ def floating(*arrays: ArrayLike) -> tuple[Array, ...]:
     """
     with jax.ensure_compile_time_eval():
         try:
-            converted = [jnp.asarray(array) for array in arrays]
+            converted = [with_auto_axes(jnp.asarray(array)) for array in arrays]
         except (TypeError, ValueError) as error:
             raise TypeError(f"the kernel's parameters must be arrays of numbers: {error}") from None
         dtype = jnp.result_type(*converted)

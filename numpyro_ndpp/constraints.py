@@ -10,6 +10,7 @@ from numpyro.distributions.constraints import ParameterFreeConstraint, real_matr
 from numpyro.distributions.transforms import Transform, biject_to
 from numpyro.util import not_jax_tracer
 
+from numpyro_ndpp.devices import is_spread
 from numpyro_ndpp.programs import are_known_on_cpu
 
 __all__ = ["finite_matrix", "log_weights", "positive_semidefinite_part", "subset"]
@@ -88,7 +89,8 @@ class _FiniteMatrix(ParameterFreeConstraint):
     event_dim = 2
 
     def __call__(self, x: Any) -> ArrayLike:
-        return np.isfinite(np.asarray(x)).all(axis=(-2, -1)) if are_known_on_cpu([x]) else _is_finite(x)
+        is_here = are_known_on_cpu([x]) and not is_spread(x)
+        return np.isfinite(np.asarray(x)).all(axis=(-2, -1)) if is_here else _is_finite(x)
 
     def feasible_like(self, prototype: ArrayLike) -> jax.Array:
         return jnp.zeros_like(prototype)

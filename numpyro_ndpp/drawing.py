@@ -14,6 +14,7 @@ from jax import Array, lax, random
 from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.checks import static_int
+from numpyro_ndpp.draw_shares import in_shares, mesh_of_draws
 from numpyro_ndpp.of_kernels import OfKernels
 from numpyro_ndpp.parameters import Shape
 from numpyro_ndpp.programs import is_tracing, program
@@ -34,11 +35,19 @@ def _prepare(sampler: Sampler, num_batch_dims: int, target: Target) -> Any:
 _prepare_one, _prepare_many = (program(runs, static_argnums=(0, 1))(_prepare) for runs in ("once", "often"))
 
 
-@program("draws", static_argnums=(0, 1, 2))
-def _sample(sampler: Sampler, length: int, num_kernels: int | None, states: Any, key: Array, number: Array) -> Array:
-    """Subsets (length, w) of one kernel, or (kernels, length, w)."""
+@program("draws", static_argnums=(0, 1, 2, 3))
+def _sample(
+    sampler: Sampler, length: int, num_kernels: int | None, mesh: Any, states: Any, key: Array, number: Array
+) -> Array:
+    """Subsets (length, w) of one kernel, or (kernels, length, w).
+
+    :param mesh: that whose axis "draws" shares the draws of one kernel; None: no sharing.
+    """
     if num_kernels is None:
-        return sampler.sample(states, random.split(key, length), number)
+        keys = random.split(key, length)
+        if mesh is not None:
+            return in_shares(mesh, sampler.sample, states, keys, number)
+        return sampler.sample(states, keys, number)
     keys = jax.vmap(lambda key: random.split(key, length))(random.split(key, num_kernels))
     if length == 1:
         return jax.vmap(lambda state, keys: sampler.sample(state, keys, number))(states, keys)
@@ -46,13 +55,15 @@ def _sample(sampler: Sampler, length: int, num_kernels: int | None, states: Any,
     return lax.map(lambda kernel: sampler.sample(kernel[0], kernel[1], number), (states, keys))
 
 
-def _draws(sampler: Sampler, states: Any, num_kernels: int | None, key: Array, num_draws: int) -> Array | np.ndarray:
+def _draws(
+    sampler: Sampler, states: Any, num_kernels: int | None, key: Array, num_draws: int, mesh: Any = None
+) -> Array | np.ndarray:
     """Subsets (draws, w) of one kernel (None), or (kernels, draws, w) of several, prepared by the sampler.
 
     The number of draws is rounded up to a power of two for what is compiled; only as many as were asked for are made.
     """
     length = 2 ** (num_draws - 1).bit_length()
-    drawn = _sample(sampler, length, num_kernels, states, key, num_draws)
+    drawn = _sample(sampler, length, num_kernels, mesh, states, key, num_draws)
     if not_jax_tracer(drawn):
         drawn = np.asarray(drawn)  # a slice of a JAX array would be a program for each number of draws
     return drawn[:num_draws] if num_kernels is None else drawn[:, :num_draws]
@@ -158,6 +169,9 @@ class Drawn(OfKernels):
     def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
         """Draws of shape ``sample_shape + batch_shape + event_shape``, int32, by the distribution's ``sampler``.
 
+        Where the features lie on a mesh with an axis "draws", or that is the ambient mesh, each device along it makes
+        its share; the draws are those of one device.
+
         A draw that cannot be made is -1 throughout: no subset of an allowed size has positive probability, or the
         sampler gave up. Outside jit a warning says how many there are, and why.
 
@@ -178,7 +192,8 @@ class Drawn(OfKernels):
             states = jax.tree.map(lambda array: array.reshape(num_kernels, *array.shape[num_dims:]), state)
             draws = _draws(self.sampler, states, num_kernels, key, num_draws).swapaxes(0, 1)
         else:
-            draws = _draws(self.sampler, state, None, key, num_draws)
+            mesh = mesh_of_draws(self.shards, self.target.kernel.X, num_draws)
+            draws = _draws(self.sampler, state, None, key, num_draws, mesh)
         draws = draws.reshape(self.shape(sample_shape))
         if not_jax_tracer(draws):
             self._check_draws(np.asarray(draws), state)

@@ -65,13 +65,13 @@ def _best_pair(X: Array, C: Array, W: Array, member: Array, first: Array) -> tup
     WC = matmul(W, C)
     sums = quadratic_forms(X, jnp.trace(WC) * W - matmul(WC, W))
     a = jnp.argmax(jnp.where(member | ~first, -jnp.inf, sums))
-    x = X[a]
+    x = rows_of(X, a)
     product = jnp.dot(x, matmul(W, x)) * quadratic_forms(X, W)
     cross = matmul(X, matmul(W, x)) * matmul(X, matmul(W.T, x))
     minors = jnp.where(member.at[a].set(True), -jnp.inf, product - cross)
-    b = jnp.argmax(minors)
-    rounding = _ROUNDING_UNITS * eps * (jnp.abs(product[b]) + jnp.abs(cross[b]))
-    return jnp.stack([a, b]), jnp.where(minors[b] > rounding, minors[b], 0.0)
+    b, best = jnp.argmax(minors), jnp.max(minors)
+    rounding = _ROUNDING_UNITS * eps * (jnp.abs(rows_of(product, b)) + jnp.abs(rows_of(cross, b)))
+    return jnp.stack([a, b]), jnp.where(best > rounding, best, 0.0)
 
 
 def _add(X: Array, run: _Run, items: Array) -> _Run:
@@ -122,7 +122,7 @@ def _greedy_run(
             fits = (minor > threshold) & (run.size + 2 <= max_size)
             return lax.cond(fits, lambda: _add(X, run, items), lambda: run._replace(stuck=jnp.asarray(True)))
 
-        return lax.cond(gains[best] > threshold, single, pair)
+        return lax.cond(jnp.max(gains) > threshold, single, pair)
 
     left = matmul(X, W)
     start = _Run(

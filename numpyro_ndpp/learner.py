@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from jax import Array, lax, random
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
@@ -24,6 +25,7 @@ from numpyro.infer.util import transform_fn
 from numpyro_ndpp.basket_sizes import size_logits_of_baskets
 from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.distributions import NDPP
+from numpyro_ndpp.item_arrays import ItemArrays
 from numpyro_ndpp.priors import (
     basket_model,
     counts_of_padded,
@@ -165,12 +167,19 @@ def _keys(seed: int) -> Array:
     return random.split(random.key(seed), 3)
 
 
-def training_data(settings: dict[str, Any], train: np.ndarray) -> tuple[Array, Array, Array | None]:
+def training_data(
+    settings: dict[str, Any], train: np.ndarray, mesh: Mesh | None = None
+) -> tuple[Array, Array, Array | None]:
     """The model's arguments: baskets, how many hold each item, and what V's prior is centred on."""
     num_items, length = settings["num_items"], settings["anchor"]
-    # The directions are those that V starts from.
-    anchor = length * directions(_keys(settings["seed"])[0], num_items, settings["rank"][0]) if length else None
-    return jnp.asarray(train), jnp.asarray(counts_of_padded(train, num_items)), anchor
+    arrays = ItemArrays(num_items, mesh)
+
+    def anchor() -> Array:
+        # The directions are those that V starts from.
+        return length * directions(_keys(settings["seed"])[0], num_items, settings["rank"][0])
+
+    counts = arrays.place(counts_of_padded(train, num_items))
+    return arrays.place(train), counts, arrays.make(anchor) if length else None
 
 
 class _Programs:
@@ -179,15 +188,23 @@ class _Programs:
     It holds no data: compiled methods and the object refer to one another, and memory is freed late.
     """
 
-    def __init__(self, model: str, num_items: int, rank: tuple[int, int], batch_size: int, min_size: int) -> None:
+    def __init__(
+        self, model: str, num_items: int, rank: tuple[int, int], batch_size: int, min_size: int, mesh: Mesh | None
+    ) -> None:
         self._kind, self._num_items, self._rank, self._batch_size = MODELS[model], num_items, rank, batch_size
-        self._min_size = min_size
+        self._min_size, self.arrays = min_size, ItemArrays(num_items, mesh)
         # No timing of several ways to multiply: the process that goes on from a checkpoint must take the same way.
         options: Any = {"xla_gpu_autotune_level": 0} if jax.default_backend() == "gpu" else None
+        keeping = self.arrays.keeping
+        whole = partial(self.arrays.given_whole, shapes=partial(self.shapes, _keys(0), 1.0))
         self.start = jax.jit(self._first_state, compiler_options=options)
-        self.advance = jax.jit(self._many_steps, donate_argnums=0, compiler_options=options)
-        self.judge = jax.jit(self._validation_and_price, compiler_options=options)
-        self.kernel = jax.jit(self._features, compiler_options=options)
+        self.advance = jax.jit(keeping(whole(self._many_steps)), donate_argnums=0, compiler_options=options)
+        self.judge = jax.jit(whole(self._validation_and_price), compiler_options=options)
+        self.kernel = jax.jit(keeping(whole(self._features)), compiler_options=options)
+
+    def shapes(self, keys: Array, length: float, numbers: dict[str, Any]) -> SVIState:
+        """The shapes of the state, as the model has them; nothing is computed."""
+        return jax.eval_shape(self.start, keys, length, numbers)
 
     def _prior(self, numbers: dict[str, Any]) -> Callable[..., NDPP | SizedNDPP]:
         # In float32, as the features are.
@@ -253,14 +270,25 @@ _programs = lru_cache(maxsize=8)(_Programs)
 
 
 class Learner:
-    """SVI for the model of the settings: its steps, evaluations and kernels. It holds no data."""
+    """SVI for the model of the settings: its steps, evaluations and kernels. It holds no data.
 
-    def __init__(self, settings: dict[str, Any], num_baskets: int, size_logits: np.ndarray | None = None) -> None:
+    :param size_logits: for model "sized", the logarithms of the probabilities of the sizes.
+    :param mesh: the devices over whose axis "items" features and Adam's moments are; None: a single device.
+    """
+
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        num_baskets: int,
+        size_logits: np.ndarray | None = None,
+        mesh: Mesh | None = None,
+    ) -> None:
         rank = tuple(settings["rank"])
         shape = settings["num_items"], rank, settings["batch_size"]
         # A free distribution of the size knows by itself that some have probability zero.
         min_size = 0 if size_logits is not None else settings.get("min_size", 0)
-        self.programs = _programs(settings["model"], *shape, min_size)
+        self.programs = _programs(settings["model"], *shape, min_size, mesh)
+        self.arrays = self.programs.arrays
         self._settings, self._num_baskets = settings, num_baskets
         names = (*MODELS[settings["model"]].strengths, "learning_rate", "num_steps")
         self.numbers: dict[str, Any] = {name: float(settings[name]) for name in names}
@@ -271,11 +299,11 @@ class Learner:
 
     def start(self) -> SVIState:
         """The state before the first step."""
-        return self.programs.start(*self._origin())
+        return self.arrays.make(lambda: self.programs.start(*self._origin()))
 
     def shapes(self) -> SVIState:
         """The shapes of the state; nothing is computed."""
-        return jax.eval_shape(self.programs.start, *self._origin())
+        return self.programs.shapes(*self._origin())
 
     def _origin(self) -> tuple[Any, ...]:
         length = max(self._settings["anchor"], _SHORTEST_START)
@@ -283,17 +311,22 @@ class Learner:
 
     def advance(self, state: Any, data: tuple[Any, ...], number: int) -> tuple[Any, float]:
         """The state after ``number`` steps, in the memory of the given one, and the mean loss of a basket."""
-        state, loss = self.programs.advance(state, data, self.numbers, number)
+        with self.arrays.context():
+            state, loss = self.programs.advance(state, data, self.numbers, number)
         return state, float(loss) / self._num_baskets
 
     def judge(self, state: Any, data: tuple[Any, ...], held_out: np.ndarray) -> tuple[float, float]:
         """The mean log-likelihood of the held-out baskets, and the price of rejections."""
-        value, price = self.programs.judge(state, data, self.numbers, jnp.asarray(held_out), self._most)
+        with self.arrays.context():
+            value, price = self.programs.judge(state, data, self.numbers, held_out, self._most)
         return float(value), float(price)
 
     def kernel(self, state: Any, data: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
         """V, B and D."""
-        return tuple(map(np.asarray, self.programs.kernel(state, data, self.numbers)))
+        n, (d1, d2) = self._settings["num_items"], self._settings["rank"]
+        with self.arrays.context():
+            parts = self.programs.kernel(state, data, self.numbers)
+        return tuple(map(self.arrays.fetch, parts, ((n, d1), (n, d2), (d2, d2))))
 
 
 def _constraint(site: str) -> Any:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
+from jax.sharding import Mesh
 from numpyro.infer.svi import SVIState
 from tqdm.auto import tqdm
 
@@ -25,6 +26,7 @@ from numpyro_ndpp.baskets import Subsets, with_names
 from numpyro_ndpp.catalogue import catalogue_of
 from numpyro_ndpp.checkpoints import fingerprint, read_arrays, write_arrays
 from numpyro_ndpp.checks import finite_float, static_int
+from numpyro_ndpp.devices import ITEMS, check_axis, check_same
 from numpyro_ndpp.fits import Fit
 from numpyro_ndpp.learner import MODELS, Learner, columns_of, sizes_of, smallest_size, split_baskets, training_data
 from numpyro_ndpp.priors import (
@@ -72,6 +74,7 @@ def fit(
     seed: int = 0,
     checkpoint: str | Path | None = None,
     checkpoint_every: int = 100,
+    mesh: Mesh | None = None,
     progress_bar: bool = True,
 ) -> Fit:
     r"""A kernel learned from baskets: the MAP estimate of a model of :mod:`numpyro_ndpp.priors`, by SVI, in float32.
@@ -112,12 +115,17 @@ def fit(
     :param checkpoint: a file for the state, written every ``checkpoint_every`` steps, at the next evaluation. If it
         exists, the run goes on from it. On the same machine it then ends with the parameters of an uninterrupted run,
         to the last bit.
+    :param mesh: devices with an axis "items". Features and Adam's moments are then over its devices by rows, and
+        devices share the baskets of a minibatch; the kernel is that of one device, to rounding. On many hosts every
+        process calls this with the same arguments (docs: More than one device). A checkpoint does not depend on the
+        mesh: a run goes on on any number of devices.
     :param progress_bar: whether to show a bar, with the last log-likelihood of the held-out baskets.
     :return: the kernel with the best evaluation; :meth:`Fit.distribution`, :meth:`Fit.recommend` and
         :meth:`Fit.complete` use it.
     :raises ValueError: for fewer than two baskets, items out of range or repeated, baskets larger than the rank, empty
         baskets with ``min_size=1``, baskets without names where ``num_items`` is not given, settings out of range or of
-        another model, and a checkpoint of other data or settings, or of a version without ``min_size``.
+        another model, a mesh without an axis "items", a checkpoint of other data or settings, or of a version without
+        ``min_size``, and, on many hosts, for processes that have other items, baskets or seeds.
     :raises TypeError: for items that are not integers.
     :raises OSError: if a checkpoint cannot be written; the last one stays as it was.
     :raises FloatingPointError: if the log-likelihood is not a number any more.
@@ -148,6 +156,8 @@ def fit(
             raise ValueError(f"{name} is no setting of model={model!r}")
         low = 1 if name == "max_proposals" else 0
         given[name] = finite_float(name, value, low, exclusive=name in ("alpha", "beta"))
+    mesh = None if mesh is None else check_axis("mesh", mesh, ITEMS)
+    check_same("num_items and seed", [num_items, seed])
     ranks = columns_of(model, rank, num_items)
     folder = None if checkpoint is None else Path(checkpoint).resolve().parent
     if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
@@ -171,19 +181,20 @@ def fit(
         "random_bits": str(random.key_impl(random.key(seed))),
     }
 
+    check_same("baskets (their fingerprint)", int(settings["data"][:15], 16))
     sizes = sizes_of(settings, train, held_out)
     # Sizes that no basket has would only cost time.
-    learner = Learner(settings, len(train), None if sizes is None else sizes[0][: sizes[1] + 1])
-    data = training_data(settings, train)
+    learner = Learner(settings, len(train), None if sizes is None else sizes[0][: sizes[1] + 1], mesh)
+    data = training_data(settings, train, mesh)
     if checkpoint is not None and Path(checkpoint).exists():
-        state, result = _read_checkpoint(checkpoint, settings, names, learner.shapes())
+        state, result = _read_checkpoint(checkpoint, settings, names, learner)
     else:
         nothing, history = np.zeros((0, 0)), {name: np.zeros(0) for name in ("loss", "validation", "price", "seconds")}
         history = {"step": np.zeros(0, int)} | history
         state, result = learner.start(), Fit(nothing, nothing, nothing, history, settings, names)
     result = result._replace(size_logits=None if sizes is None else sizes[0])
     step = int(result.history["step"].max(initial=0))
-    with tqdm(total=num_steps, initial=step, unit="step", disable=not progress_bar) as bar:
+    with tqdm(total=num_steps, initial=step, unit="step", disable=not progress_bar or jax.process_index() > 0) as bar:
         while step < num_steps and not (patience and _since_best(result.history) >= patience):
             start, number = time.perf_counter(), min(evaluate_every, num_steps - step)
             state, loss = learner.advance(state, data, number)
@@ -205,7 +216,7 @@ def fit(
             bar.set_postfix(validation=f"{value:.3f}", since_best=since_best)
             due = step // checkpoint_every > (step - number) // checkpoint_every
             if checkpoint is not None and (due or step == num_steps):
-                _write_checkpoint(checkpoint, result, state)
+                _write_checkpoint(checkpoint, result, state, learner)
     _warn_of_failures(result, held_out)
     return result
 
@@ -242,15 +253,22 @@ def _since_best(history: dict[str, np.ndarray]) -> int:
     return len(scores) - 1 - int(np.argmax(scores)) if np.max(scores, initial=-np.inf) > -np.inf else 0
 
 
-def _write_checkpoint(path: str | Path, result: Fit, state: SVIState) -> None:
-    leaves = jax.tree.leaves(state._replace(rng_key=random.key_data(state.rng_key)))
-    arrays = {f"state_{i}": np.asarray(leaf) for i, leaf in enumerate(leaves)}
-    write_arrays(path, arrays | result.arrays(), result.settings | {"step": int(result.history["step"][-1])})
+def _as_arrays(state: SVIState) -> SVIState:
+    return state._replace(rng_key=random.key_data(state.rng_key))
+
+
+def _write_checkpoint(path: str | Path, result: Fit, state: SVIState, learner: Learner) -> None:
+    shapes = jax.eval_shape(_as_arrays, learner.shapes())
+    fetched = jax.tree.map(lambda kept, like: learner.arrays.fetch(kept, like.shape), _as_arrays(state), shapes)
+    arrays = {f"state_{i}": leaf for i, leaf in enumerate(jax.tree.leaves(fetched))}
+    if jax.process_index() == 0:  # all have what it writes
+        write_arrays(path, arrays | result.arrays(), result.settings | {"step": int(result.history["step"][-1])})
 
 
 def _read_checkpoint(
-    path: str | Path, settings: dict[str, Any], names: list[str] | None, shapes: SVIState
+    path: str | Path, settings: dict[str, Any], names: list[str] | None, learner: Learner
 ) -> tuple[SVIState, Fit]:
+    shapes = learner.shapes()
     arrays, written = read_arrays(path, ("V", "B", "D"))
     if "min_size" not in written:
         raise ValueError(
@@ -267,6 +285,6 @@ def _read_checkpoint(
     if missing:
         raise ValueError(f"checkpoint {path} has no {missing[0]!r}: it is a saved fit, not a checkpoint")
     # One after the other, so that no more than one array is there twice.
-    state = jax.tree.unflatten(jax.tree.structure(shapes), [jnp.asarray(arrays.pop(name)) for name in places])
+    state = jax.tree.unflatten(jax.tree.structure(shapes), [learner.arrays.place(arrays.pop(name)) for name in places])
     result = Fit.of_arrays(arrays, settings)._replace(items=names)
     return state._replace(rng_key=random.wrap_key_data(state.rng_key)), result

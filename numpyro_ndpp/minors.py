@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
+from numpyro_ndpp.devices import Shards
 from numpyro_ndpp.kernel import Kernel, rows_of
 from numpyro_ndpp.linalg import log_det, log_det_and_slope, matmul
 from numpyro_ndpp.platforms import platform
@@ -25,6 +26,8 @@ _SMALLEST_WIDTH = 16
 _WIDTH_SHARE = 0.4
 # The slopes are kept for the backward pass if all of them together are no larger than this, else computed again.
 _SLOPE_BYTES = 64 * 2**20
+# The rows of all subsets together, where devices share the subsets.
+_SHARED_BYTES = 256 * 2**20
 
 
 def _minor_and_scales(rows: Array, bk: Array, size: Array) -> tuple[Array, Array, Array]:
@@ -128,6 +131,38 @@ def log_minors(kernel: Kernel, subsets: Array) -> Array:
     return jnp.zeros_like(values).at[order].set(values, unique_indices=True)
 
 
+def log_minors_in_shares(shards: Shards, kernel: Kernel, subsets: Array) -> Array:
+    """:func:`log_minors` with each device along an axis computing its share of the subsets (s, m).
+
+    Rows are read where they are and handed to the device that needs them, s m d numbers in all; the backward pass hands
+    as many back. Where there are fewer subsets than devices, or so many that their rows would fill the memory, nothing
+    is shared.
+    """
+    (num_subsets, width), (n, d), num_devices = subsets.shape, kernel.X.shape, shards.number
+    is_large = num_subsets * width * d * kernel.X.dtype.itemsize > _SHARED_BYTES
+    if num_subsets < num_devices or width == 0 or is_large or shards.is_inside:
+        return log_minors(kernel, subsets)
+    # In the order of their sizes, dealt like cards: no device has all the large ones.
+    extra, share = -num_subsets % num_devices, -(-num_subsets // num_devices)
+    order = jnp.argsort(jnp.sum(subsets < n, axis=1))
+    dealt = jnp.pad(subsets[order], ((extra, 0), (0, 0)), constant_values=n)
+    dealt = dealt.reshape(share, num_devices, width).swapaxes(0, 1).reshape(-1, width)
+
+    def of_device(X: Array, dealt: Array, W: Array, K: Array) -> Array:
+        place = dealt - shards.index * len(X)
+        rows = take_rows(X, jnp.where(place < 0, len(X), place))
+        rows = lax.psum_scatter(rows, shards.axis, tiled=True)
+        sizes = jnp.sum(lax.dynamic_slice_in_dim(dealt, shards.index * share, share) < n, axis=1)
+        places = jnp.arange(share * width).reshape(share, width)
+        places = jnp.where(jnp.arange(width) < sizes[:, None], places, share * width)
+        return log_minors(Kernel(rows.reshape(share * width, d), W, K), places)
+
+    X = jnp.pad(kernel.X, ((0, -n % num_devices), (0, 0)))  # as many rows on each device
+    values = shards.run(of_device, (X,), (dealt, kernel.W, kernel.K), shards.by_rows)
+    values = values.reshape(num_devices, share).T.reshape(-1)[extra:]
+    return jnp.zeros_like(values).at[order].set(values, unique_indices=True)
+
+
 def log_minor(kernel: Kernel, subset: Array) -> Array:
     """log det L_S of one subset (m,), padded with n; no gradient is asked of it. O(m d² + m² d + m³).
 
@@ -135,9 +170,12 @@ def log_minor(kernel: Kernel, subset: Array) -> Array:
     its widths, and on a CPU, where jaxlib hands a batch of factorisations to the same few threads that wait for it, as
     many of them at once as there are threads wait forever.
     """
-    X, K = kernel.X, kernel.K
-    if len(subset) == 0:
-        return jnp.zeros((), X.dtype)
-    rows = rows_of(X, subset)
+    return log_minor_of_rows(rows_of(kernel.X, subset), kernel.K, jnp.sum(subset < kernel.num_items))
+
+
+def log_minor_of_rows(rows: Array, K: Array, size: Array) -> Array:
+    """:func:`log_minor` of a subset by the features (m, d) of its items, of which the first ``size`` are there."""
+    if len(rows) == 0:
+        return jnp.zeros((), rows.dtype)
     bk = matmul(rows[:, rows.shape[1] - len(K) :], K)
-    return log_det(*_minor_and_scales(rows, bk, jnp.sum(subset < len(X))))
+    return log_det(*_minor_and_scales(rows, bk, size))

@@ -14,6 +14,7 @@ from numpyro.util import not_jax_tracer
 from numpyro_ndpp.checks import check_is_small
 from numpyro_ndpp.conditioning import are_distinct, sorted_together
 from numpyro_ndpp.constraints import subset
+from numpyro_ndpp.devices import Shards, shards_of
 from numpyro_ndpp.kernel import Kernel, without
 from numpyro_ndpp.parameters import Shape, why_invalid
 from numpyro_ndpp.programs import program
@@ -52,7 +53,7 @@ class OfKernels(Distribution):
 
     reparametrized_params: ClassVar[list[str]] = []
     pytree_data_fields: tuple[str, ...] = ("_pinned", "_excluded")
-    pytree_aux_fields: tuple[str, ...] = ("whole_sizes", "num_certain", "sampler")
+    pytree_aux_fields: tuple[str, ...] = ("whole_sizes", "num_certain", "sampler", "shards")
     has_enumerate_support = False
 
     sampler: Sampler
@@ -62,6 +63,8 @@ class OfKernels(Distribution):
     """The smallest and largest size of a subset with its pinned items."""
     num_certain: int
     """How many of the pinned items are known to be no padding."""
+    shards: Shards | None
+    """The devices that have the rows of X, if there are several."""
     _pinned: Array | None  # None where there is none: then the pytree has no leaf for it
     _excluded: Array | None
 
@@ -70,7 +73,11 @@ class OfKernels(Distribution):
     ) -> None:
         self.whole_sizes, self.num_certain, self._pinned, self._excluded = sizes, 0, None, None
         self.sampler = check_sampler(sampler)
+        self.shards = self._find_shards()
         super().__init__(batch_shape, sizes[1:], validate_args=validate_args)
+
+    def _find_shards(self) -> Shards | None:
+        return shards_of("X", self.X)
 
     @property
     def num_items(self) -> int:
@@ -128,7 +135,7 @@ class OfKernels(Distribution):
     @property
     def target(self) -> Target:
         """What samplers draw from: the kernel, the pinned items and the allowed sizes."""
-        return Target(self.kernel, self.pinned, self.whole_sizes, self.num_certain, self.log_size_weights)
+        return Target(self.kernel, self.pinned, self.whole_sizes, self.num_certain, self.log_size_weights, self.shards)
 
     @property
     def log_size_weights(self) -> Array | None:

@@ -11,6 +11,7 @@ from numpyro.distributions.util import lazy_property
 
 from numpyro_ndpp.base import SubsetDistribution, vmap_over_parameters
 from numpyro_ndpp.constraints import finite_matrix, positive_semidefinite_part
+from numpyro_ndpp.devices import Shards, shards_of
 from numpyro_ndpp.kernel import inner_matrix
 
 __all__ = ["OfFactors", "OfParts"]
@@ -44,6 +45,9 @@ class OfParts(SubsetDistribution):
     V: Any
     B: Any
     D: Any
+
+    def _find_shards(self) -> Shards | None:
+        return shards_of("V", self.V) or shards_of("B", self.B)
 
     @lazy_property
     def X(self) -> Array:

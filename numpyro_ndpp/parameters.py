@@ -10,6 +10,7 @@ from numpyro.distributions import Distribution
 from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.checks import floating, static_int
+from numpyro_ndpp.devices import is_spread
 
 __all__ = [
     "Shape",
@@ -159,6 +160,10 @@ def why_invalid(arguments: dict[str, Any]) -> str | None:
     """What is wrong with the first of the matrices, by their names, that may not be: in words, where it is seen."""
     for name, value in arguments.items():
         if not not_jax_tracer(value):
+            continue
+        if is_spread(value):  # no host has the whole of it
+            if not bool(lax.is_finite(value).all()):
+                return f"{name} must be finite, but has infinities or NaN"
             continue
         known = np.asarray(value)
         if name == "size_logits":

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from numpyro_ndpp.devices import Shards
 from numpyro_ndpp.kernel import Kernel, marginal_matrix, rows_of
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.minors import log_minors
@@ -62,7 +63,7 @@ class Pinned(NamedTuple):
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["kernel", "items", "log_size_weights"],
-    meta_fields=["sizes", "num_certain"],
+    meta_fields=["sizes", "num_certain", "shards"],
 )
 @dataclass(frozen=True)
 class Target:
@@ -73,6 +74,7 @@ class Target:
     sizes: tuple[int, int] = field(metadata={"static": True})  # the smallest and the largest J∪T
     num_certain: int = field(metadata={"static": True})  # how many of the items are known to be no padding
     log_size_weights: Array | None = None  # (high+1,) the logarithms of w_0 .. w_high; None: all sizes weigh one
+    shards: Shards | None = field(default=None, metadata={"static": True})  # the devices that have the rows of X
 
     @classmethod
     def of(cls, kernel: Kernel, low: int, high: int) -> "Target":

@@ -8,7 +8,8 @@ from scipy import stats
 from test_memory import temporary_bytes
 
 from numpyro_ndpp.samplers import tree as tree_module
-from numpyro_ndpp.samplers.tree import build_tree, descend, pack, pack_query, unpack
+from numpyro_ndpp.samplers.packing import pack, pack_query, unpack
+from numpyro_ndpp.samplers.tree import build_tree, descend
 
 NUM_DRAWS = 50_000
 
@@ -38,8 +39,10 @@ def test_every_node_holds_the_sum_over_its_items(n, leaf_size):
     X, _ = features_and_query(n, d)
     tree = build_tree(jnp.asarray(X), leaf_size)
     assert leaf_size is None or tree.leaf_size <= max(8 * -(-leaf_size // 8), leaf_size)
-    padded = np.zeros((2**tree.depth * tree.leaf_size, d))
-    padded[:n] = X
+    leaves = tree.leaves  # in blocks, each of which ends in leaves with fewer items
+    padded = np.zeros((leaves.num_blocks, leaves.number // leaves.num_blocks * leaves.size, d))
+    padded[:, : n // leaves.num_blocks] = X.reshape(leaves.num_blocks, -1, d)
+    padded = padded.reshape(-1, d)
 
     def sum_over(depth, node):
         rows = np.split(padded, 2**depth)[node]

@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ndpp.kernel import Kernel, rows_of
+from numpyro_ndpp.devices import rows_on_devices
 from numpyro_ndpp.linalg import matmul
-from numpyro_ndpp.samplers.tree import Tree, build_tree, pack_query, symmetric_part
+from numpyro_ndpp.minors import log_minor_of_rows
+from numpyro_ndpp.samplers.packing import pack_query, symmetric_part
+from numpyro_ndpp.samplers.tree import Tree
 
 # Items at a time in the preprocessing.
 _ROWS = 4096
@@ -54,21 +56,20 @@ class WalkKernel(NamedTuple):
     own: Array  # (n, 2) xᵀ W x and xᵀ H x
 
     @classmethod
-    def of(cls, X: Array, W: Array, tree: Tree | None = None) -> "WalkKernel":
-        """The walk's kernel for the features X (n, d). O(n d²).
-
-        :param tree: the tree over X, if there is one already.
-        """
-        tree = build_tree(X) if tree is None else tree
-        n, C = len(X), tree.gram
+    def of(cls, tree: Tree, W: Array) -> "WalkKernel":
+        """The walk's kernel for the features of a tree. O(n d²)."""
+        n, C = tree.num_items, tree.gram
         scale = jnp.trace(C) / n * jnp.linalg.norm(W)
         scale = jnp.where(scale > 0, scale, 1.0)
         W = W / scale
         CW = matmul(C, W)
         forms = jnp.stack([W, matmul(W, CW)])
         packed = jnp.stack([pack_query(symmetric_part(form)) for form in forms])
-        item_scales = lax.map(partial(item_scale, W), X, batch_size=min(n, _ROWS))
-        own = lax.map(lambda x: matmul(matmul(x, forms), x), X, batch_size=min(n, _ROWS))
+        if tree.shards is None:
+            item_scales, own = _of_every_item(tree.X, W, forms)
+        else:
+            by_rows = tree.shards.by_rows
+            item_scales, own = tree.shards.run(_of_every_item, (tree.X,), (W, forms), (by_rows, by_rows))
         return cls(tree, W, C, CW, forms[1], jnp.log(scale), item_scales, packed, own)
 
     @property
@@ -78,15 +79,19 @@ class WalkKernel(NamedTuple):
 
     @property
     def num_items(self) -> int:
-        return len(self.tree.X)
-
-    @property
-    def kernel(self) -> Kernel:
-        return Kernel.of(self.tree.X, self.W)
+        return self.tree.num_items
 
     def rows(self, items: Array) -> Array:
         """The features (..., d) of items (...), zero where there is none."""
-        return rows_of(self.tree.X, items)
+        return self.tree.rows(items)
+
+    def item_scales(self, items: Array) -> Array:
+        """Those of items (...), zero where there is none."""
+        return rows_on_devices(self.tree.shards, self.item_scale, items)
+
+    def is_possible(self, subset: Array) -> Array:
+        """Whether the minor of a subset (w,), padded with n, is positive."""
+        return log_minor_of_rows(self.rows(subset), self.W, jnp.sum(subset < self.num_items)) > -jnp.inf
 
     def images(self, x: Array) -> Images:
         """Those of the features x (w, d)."""
@@ -112,6 +117,13 @@ def exchanged(state: ChainState, is_new: Array, new: ChainState) -> ChainState:
         return old
 
     return jax.tree.map(put, state, new)
+
+
+def _of_every_item(X: Array, W: Array, forms: Array) -> tuple[Array, Array]:
+    """One over the size of every item's entries (n,), and its quadratic forms (n, 2)."""
+    rows = min(len(X), _ROWS)
+    item_scales = lax.map(partial(item_scale, W), X, batch_size=rows)
+    return item_scales, lax.map(lambda x: matmul(matmul(x, forms), x), X, batch_size=rows)
 
 
 def item_scale(W: Array, x: Array) -> Array:

@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 
-from numpyro_ndpp.kernel import Kernel, marginal_matrix, rows_of, without
+from numpyro_ndpp.devices import Shards, rows_on_devices
+from numpyro_ndpp.kernel import Kernel, marginal_matrix, without
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.minors import log_minor
 from numpyro_ndpp.probabilities import log_weights_of_sizes
@@ -40,7 +41,7 @@ _SIDE_BY_SIDE_BYTES = 2**30
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["W", "C", "others", "pinned", "size_logits", "log_scales"],
-    meta_fields=["width"],
+    meta_fields=["width", "shards"],
 )
 @dataclass(frozen=True)
 class CholeskyState:
@@ -53,6 +54,11 @@ class CholeskyState:
     size_logits: Array | None
     log_scales: Array | None
     width: int = field(metadata={"static": True})
+    shards: Shards | None = field(default=None, metadata={"static": True})
+
+    @property
+    def num_items(self) -> int:
+        return len(self.others) if self.shards is None else self.shards.num_rows(self.others)
 
 
 def _uniform(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
@@ -64,13 +70,36 @@ def _uniform(key: Array, shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
     return coarse + fine * jnp.finfo(dtype).eps
 
 
-def _sweep(X: Array, Z: Array, width: int, key: Array) -> tuple[Array, Array]:
-    """One draw (width,) of the NDPP with marginal kernel X Z Xᵀ, and its size."""
-    n = len(X)
+# Z, the subset (width,) so far, and its size.
+_Sweep = tuple[Array, Array, Array]
 
-    def decide(
-        carry: tuple[Array, Array, Array], item: tuple[Array, Array, Array]
-    ) -> tuple[tuple[Array, Array, Array], None]:
+
+def _sweep(state: CholeskyState, Z: Array, key: Array) -> tuple[Array, Array]:
+    """One draw (width,) of the NDPP with marginal kernel X Z Xᵀ, and its size."""
+    X, n, shards = state.others, state.num_items, state.shards
+    uniforms = _uniform(key, (n,), X.dtype)
+    start = Z, jnp.full(state.width, n, jnp.int32), jnp.asarray(0)
+    if shards is None:
+        return _sweep_over(X, uniforms, jnp.asarray(0), start)[1:]
+
+    def of_device(X: Array, uniforms: Array, start: _Sweep) -> _Sweep:
+        first = shards.index * len(X)
+        if len(uniforms) > len(X):
+            uniforms = lax.dynamic_slice_in_dim(uniforms, first, len(X))
+
+        def on_next(device: Array, sweep: _Sweep) -> _Sweep:
+            return shards.sum_of_one(shards.index == device, _sweep_over(X, uniforms, first, sweep))
+
+        return lax.fori_loop(0, shards.number, on_next, start)
+
+    return shards.run(of_device, (X, uniforms), (start,))[1:]
+
+
+def _sweep_over(X: Array, uniforms: Array, first: Array, start: _Sweep) -> _Sweep:
+    """The sweep after the items with features X (n, d), which have the numbers from ``first`` on."""
+    width = len(start[1])
+
+    def decide(carry: _Sweep, item: tuple[Array, Array, Array]) -> tuple[_Sweep, None]:
         Z, subset, size = carry
         a, x, u = item
         right, left = matmul(Z, x), matmul(x, Z)
@@ -80,16 +109,14 @@ def _sweep(X: Array, Z: Array, width: int, key: Array) -> tuple[Array, Array]:
         subset = subset.at[jnp.where(taken, size, width)].set(a, mode="drop")
         return (Z, subset, size + taken), None
 
-    items = jnp.arange(n, dtype=jnp.int32)
-    start = (Z, jnp.full(width, n, jnp.int32), jnp.asarray(0))
-    (_, subset, size), _ = lax.scan(decide, start, (items, X, _uniform(key, (n,), X.dtype)))
-    return subset, size
+    items = first.astype(jnp.int32) + jnp.arange(len(X), dtype=jnp.int32)
+    return lax.scan(decide, start, (items, X, uniforms))[0]
 
 
 def _is_possible(state: CholeskyState, subset: Array) -> Array:
     """Whether the minor of a subset (w,) and the pinned items is positive."""
-    rows = jnp.concatenate([state.pinned.rows, rows_of(state.others, subset)])
-    present = jnp.concatenate([state.pinned.present, subset < len(state.others)])
+    rows = jnp.concatenate([state.pinned.rows, rows_on_devices(state.shards, state.others, subset)])
+    present = jnp.concatenate([state.pinned.present, subset < state.num_items])
     places = jnp.sort(jnp.where(present, jnp.arange(len(rows)), len(rows)))
     return log_minor(Kernel.of(rows, state.W), places) > -jnp.inf
 
@@ -112,7 +139,7 @@ class Cholesky(OneByOne):
         """What every draw needs: O(n d²) once."""
         X, W, _ = target.kernel
         others, C = without(X, target.items), target.kernel.C
-        state = CholeskyState(W, C, others, target.pinned, None, None, target.width)
+        state = CholeskyState(W, C, others, target.pinned, None, None, target.width, target.shards)
         if target.is_unlimited:
             return state
         all_sizes = log_weights_of_sizes(target.of_all_sizes(), C, every_size=True)
@@ -120,10 +147,10 @@ class Cholesky(OneByOne):
 
     def draw(self, state: CholeskyState, key: Array) -> Array:
         """One subset, padded; -1 throughout if none of an allowed size was found."""
-        X, W, C = state.others, state.W, state.C
+        W, C = state.W, state.C
         size_logits, log_scales = state.size_logits, state.log_scales
         if size_logits is None or log_scales is None:
-            log_scale, wanted = jnp.zeros((), X.dtype), None
+            log_scale, wanted = jnp.zeros((), W.dtype), None
             # What is given may have probability zero, and the kernel may have NaN.
             Z = marginal_matrix(W, C)
             possible = (state.pinned.log_prob(Z) > -jnp.inf) & jnp.isfinite(Z).all()
@@ -137,7 +164,7 @@ class Cholesky(OneByOne):
             sweep_key = random.fold_in(key, number)
             if wanted is None:
                 sweep_key = jnp.where(number == 0, key, sweep_key)  # there is hardly ever a second sweep
-            subset, size = _sweep(X, Z, state.width, sweep_key)
+            subset, size = _sweep(state, Z, sweep_key)
             # Rounding may lead a sweep to a subset that is impossible.
             accepted = _is_possible(state, subset)
             return subset, accepted if wanted is None else accepted & (size == wanted)

@@ -40,7 +40,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 
-from numpyro_ndpp.kernel import rows_of
+from numpyro_ndpp.devices import Shards
 from numpyro_ndpp.normalizer import HALF_AN_ITEM, pencil, size_moments, solve_log_scale
 from numpyro_ndpp.probabilities import log_normalizer
 from numpyro_ndpp.samplers.base import OneByOne
@@ -92,6 +92,11 @@ class ContourState:
     width: int = field(metadata={"static": True})
 
     @property
+    def shards(self) -> Shards | None:
+        """The devices over which the items are, if there are several."""
+        return self.tree.shards
+
+    @property
     def schedule(self) -> tuple[tuple[int, int], ...]:
         """(high, low) of every stage: it serves while more than ``low`` and at most ``high`` items are missing."""
         return tuple(zip(self.stages.high.tolist(), self.stages.low.tolist(), strict=True))
@@ -113,7 +118,7 @@ class _Draw(NamedTuple):
 
 def _run_stage(tree: Tree, C: Array, stage: Stage, draw: _Draw, uniforms: Array) -> _Draw:
     """The items of one stage, by numbers (w, decisions). The item drawn while m are missing has the slot w - m."""
-    n, width = len(tree.X), len(draw.items)
+    n, width = tree.num_items, len(draw.items)
     num_before = width - stage.high
     factors = enter(tree, stage, width, draw.items, num_before)
 
@@ -122,7 +127,7 @@ def _run_stage(tree: Tree, C: Array, stage: Stage, draw: _Draw, uniforms: Array)
         Q, rho = query(stage, factors, slot)
         item, found = descend_symmetric(tree, Q, uniforms[slot], draw.items)
         item = jnp.where(found, item, n)
-        factors = join(stage, factors, rows_of(tree.X, item), slot)
+        factors = join(stage, factors, tree.rows(item), slot)
         info = ContourInfo(
             rho=draw.info.rho.at[slot].set(rho),
             mass_error=draw.info.mass_error.at[slot].set(jnp.sum(Q * C) - (width - slot)),
@@ -198,7 +203,7 @@ class Contour(OneByOne):
         # asked of the kernel as it is given: in the basis below, W has the small scales of X
         possible = log_normalizer(target) > -jnp.inf
         kernel = target.kernel.whitened()
-        tree = build_tree(kernel.X)
+        tree = build_tree(kernel.X, shards=target.shards)
         schedule = schedule_of(width, dtype)
         num_upper = num_upper_nodes(target.sizes[1], schedule, kernel.max_rank, dtype)
         C, stages = tree.gram, None
@@ -210,9 +215,9 @@ class Contour(OneByOne):
         self, W: Array, C: Array, tree: Tree, items: Array, schedule: list[tuple[int, int]], num_upper: int, width: int
     ) -> Stage:
         """The circles of all stages, their radii by a pilot draw that goes through them."""
-        n, d = tree.X.shape
+        n, d = tree.num_items, tree.X.shape[1]
         dtype, (highs, lows) = W.dtype, jnp.asarray(schedule, jnp.int32).T
-        poly = pencil(W, C, Pinned.of(tree.X, items))
+        poly = pencil(W, C, Pinned(tree.rows(items), items < n))
 
         def solve(_: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             # Beside given items some number of others may be certain, as a partner is for an item of a skew pair.
@@ -261,7 +266,7 @@ class Contour(OneByOne):
 
 def _draw(state: ContourState, key: Array) -> tuple[Array, ContourInfo]:
     """A subset (width,), or -1 throughout where none could be drawn, and how it went."""
-    n, num_rows, num_stages = len(state.tree.X), len(state.pinned), len(state.stages.log_radius)
+    n, num_rows, num_stages = state.tree.num_items, len(state.pinned), len(state.stages.log_radius)
     empty = _empty_draw(n, state.width, state.stages.weights.shape[-1], state.C.dtype, state.pinned)
 
     def attempt(key: Array) -> _Draw:

@@ -37,14 +37,8 @@ from jax import Array
 from numpyro_ndpp.linalg import adjugate, determinant, matmul, right_divide, thin_product
 from numpyro_ndpp.next_items import BORDER
 from numpyro_ndpp.samplers.chain import ChainState, WalkKernel
-from numpyro_ndpp.samplers.tree import (
-    descend_symmetric,
-    descend_to_leaf,
-    leaf_items,
-    pack_query,
-    pick_above_rounding,
-    symmetric_part,
-)
+from numpyro_ndpp.samplers.packing import pack_query, symmetric_part
+from numpyro_ndpp.samplers.tree import descend_symmetric, draw_by_terms
 from numpyro_ndpp.widths import at_own_width, narrowing_widths
 
 # Where the size varies and there is room for more items than this, a step costs its size and not the room.
@@ -91,7 +85,7 @@ def border(
     :param num_used: all slots from there on are empty: the cost is by that, not by w. None: any slot may be used.
     """
     width, dtype = len(kept), kernel.W.dtype
-    scale = jnp.where(kept, kernel.item_scale.at[state.subset].get(mode="fill", fill_value=0), 0.0)
+    scale = jnp.where(kept, kernel.item_scales(state.subset), 0.0)
     # Directions spread evenly, in random order: no two items share one, no vector is orthogonal to all for long.
     angle = math.pi * jnp.sum(uniforms[:, None] > uniforms, axis=1, dtype=dtype) / width
     G = BORDER * jnp.stack([jnp.cos(angle), jnp.sin(angle)], axis=1) * kept[:, None]
@@ -260,13 +254,15 @@ def _draw_factored(kernel: WalkKernel, query: Query, uniforms: Array, excluded: 
     """An item by a descent. Its leaf's masses come from the factors where that is less than O(d²) an item."""
     low_rank = symmetric_part(matmul(query.left, query.right))
     packed = matmul(query.coefficients, kernel.packed) + pack_query(low_rank)
-    items, rows = leaf_items(kernel.tree, descend_to_leaf(kernel.tree, packed, uniforms[1:]))
-    own = query.coefficients * kernel.own.at[items].get(mode="fill", fill_value=0)
+    return draw_by_terms(kernel.tree, packed, _terms, (kernel.own,), (query, low_rank), uniforms, excluded)
+
+
+def _terms(rows: Array, own: Array, query: Query, low_rank: Array) -> Array:
+    """The terms (b, r) whose sums are the masses of items with features (b, d) and quadratic forms (b, 2)."""
     d, rank = query.left.shape
     in_factors = 2 * rank < d
     terms = matmul(rows, query.left) * matmul(rows, query.right.T) if in_factors else matmul(rows, low_rank) * rows
-    index, found = pick_above_rounding(jnp.concatenate([own, terms], axis=1), items, excluded, uniforms[0])
-    return items[index], found
+    return jnp.concatenate([query.coefficients * own, terms], axis=1)
 
 
 def dense(kernel: WalkKernel, query: Query | Array) -> Array:

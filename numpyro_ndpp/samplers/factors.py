@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ndpp.kernel import rows_of
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.platforms import platform
 from numpyro_ndpp.samplers.circle import Complex, Stage, multiply, turn
-from numpyro_ndpp.samplers.tree import Tree, symmetric_part, unpack
+from numpyro_ndpp.samplers.packing import symmetric_part, unpack
+from numpyro_ndpp.samplers.tree import Tree
 
 # So many items' factors, or fewer, make a page. On a CPU even a few items have two pages, of which the second is read
 # only when it is needed; on an accelerator a loop over pages costs more than it saves.
@@ -155,7 +155,7 @@ def enter(tree: Tree, stage: Stage, size: int, items: Array, num_before: Array) 
     factors = _start(stage, size, len(items))
     d, num_upper = stage.right.shape[-1], stage.weights.shape[1]
     is_before = jnp.arange(len(items)) < num_before
-    rows = jnp.where(is_before[:, None], rows_of(tree.X, items) * stage.units, 0.0)
+    rows = jnp.where(is_before[:, None], tree.rows(items) * stage.units, 0.0)
 
     def orthogonalize(slot: Array, rows: Array) -> Array:
         before = jnp.where(jnp.arange(len(items))[:, None] < slot, rows, 0)

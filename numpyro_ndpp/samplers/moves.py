@@ -7,7 +7,6 @@ import jax.numpy as jnp
 from jax import Array, random
 
 from numpyro_ndpp.linalg import determinant
-from numpyro_ndpp.minors import log_minor
 from numpyro_ndpp.samplers.direct import Queries, border, dense, draw_item
 from numpyro_ndpp.samplers.tree import descend_symmetric
 from numpyro_ndpp.samplers.walk import Walk, two_slots
@@ -41,7 +40,7 @@ def move(
 
     # up to the same factor: det L_A, and the sums over one and two items more
     members, queries = bordered.members, Queries.of(kernel, state, bordered)
-    nothing = jnp.zeros_like(kernel.tree.X[0])
+    nothing = jnp.zeros(len(kernel.W), walk.dtype)
     one, two = dense(kernel, queries.second(nothing, jnp.asarray(False))), dense(kernel, queries.first())
     sums = jnp.stack([determinant(bordered.E), jnp.sum(one * kernel.C), 0.5 * jnp.sum(two * kernel.C)])
     log_sums = jnp.log(jnp.maximum(sums, 0.0))
@@ -62,7 +61,7 @@ def move(
     possible = (size >= num_dropped) & (new_size <= width)
     possible &= (log_sums[num_dropped] > -jnp.inf) & (log_sums[num_added] > -jnp.inf)
     possible &= ((num_added < 1) | found_a) & ((num_added < 2) | found_b)
-    possible &= log_minor(kernel.kernel, whole) > -jnp.inf
+    possible &= kernel.is_possible(whole)
     return jnp.where(possible, together[:width], subset), jnp.where(possible, log_ratio, -jnp.inf)
 
 

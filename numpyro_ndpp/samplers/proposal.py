@@ -102,7 +102,7 @@ def draw_k_dpp(
 
     O(d) for the eigenvectors, O(k d²) for the projection, and k descents.
     """
-    n, k = len(tree.X), table.shape[1] - 1
+    n, k = tree.num_items, table.shape[1] - 1
     key, select_key = random.split(key)
     chosen = select_eigenvectors(kernel.eigenvalues, table, size, select_key)
     columns = jnp.flatnonzero(chosen, size=k, fill_value=n + len(chosen))
@@ -114,7 +114,7 @@ def draw_k_dpp(
         Q, items, found = carry
         taken = items if excluded is None else jnp.append(excluded, items)
         item, found_one = descend_symmetric(tree, Q, uniforms[number], taken)
-        x = tree.X.at[item].get(mode="fill", fill_value=0)
+        x = tree.rows(item)
         Qx = matmul(Q, x)
         mass = jnp.dot(x, Qx, precision="highest")
         Q = Q - jnp.outer(Qx, Qx) / jnp.where(mass > 0, mass, 1.0)

@@ -28,11 +28,13 @@ import jax.numpy as jnp
 from jax import Array, random
 
 from numpyro_ndpp.checks import static_int
-from numpyro_ndpp.kernel import Kernel, rows_of
+from numpyro_ndpp.devices import Shards
+from numpyro_ndpp.kernel import Kernel
 from numpyro_ndpp.linalg import log_determinant, matmul
 from numpyro_ndpp.probabilities import log_normalizer
 from numpyro_ndpp.samplers.base import HasTarget, OneByOne
 from numpyro_ndpp.samplers.batching import chunk_size, until_accepted
+from numpyro_ndpp.samplers.packing import symmetric_part
 from numpyro_ndpp.samplers.proposal import (
     SymmetricKernel,
     decompose,
@@ -40,7 +42,7 @@ from numpyro_ndpp.samplers.proposal import (
     log_esp_table,
     youla_symmetrization,
 )
-from numpyro_ndpp.samplers.tree import Tree, build_tree, symmetric_part
+from numpyro_ndpp.samplers.tree import Tree, build_tree
 from numpyro_ndpp.size_law import restrict_sizes
 from numpyro_ndpp.target import Pinned, Target, per_kernel
 
@@ -63,6 +65,11 @@ class RejectionState:
     size_logits: Array  # (w+1,) of the proposals
     log_expected: Array  # log of the expected number of proposals; inf where no subset has a positive probability
     width: int = field(metadata={"static": True})
+
+    @property
+    def shards(self) -> Shards | None:
+        """The devices over which the items are, if there are several."""
+        return self.tree.shards
 
 
 def _log_expected(size_logits: Array, log_hat: Array, log_weight: Array) -> Array:
@@ -141,19 +148,19 @@ class Rejection(OneByOne):
     def prepare(self, target: Target) -> RejectionState:
         """The tree, and the eigenvectors of the dominating kernel. O(n d² + J d³) once."""
         kernel = target.kernel.whitened()
-        tree = build_tree(kernel.X)
+        tree = build_tree(kernel.X, shards=target.shards)
         return RejectionState(tree, kernel.W, target.items, *_prepare(target, kernel, tree.gram), width=target.width)
 
     def draw(self, state: RejectionState, key: Array) -> Array:
         """One subset, padded; -1 throughout if none was accepted."""
-        n = len(state.tree.X)
+        n = state.tree.num_items
 
         def propose(number: Array) -> tuple[Array, Array]:
             size_key, items_key, accept_key = random.split(random.fold_in(key, number), 3)
             size = random.categorical(size_key, state.size_logits)
             items, found = draw_k_dpp(state.tree, state.kernel, state.table, size, items_key, state.pinned)
             together = jnp.append(state.pinned.astype(items.dtype), items)
-            rows = rows_of(state.tree.X, together)
+            rows = state.tree.rows(together)
             padding = jnp.diag((together >= n).astype(rows.dtype))
             log_target, log_proposal = (
                 log_determinant(matmul(matmul(rows, inner), rows.T) + padding) for inner in (state.W, state.What)

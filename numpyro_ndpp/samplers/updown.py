@@ -122,7 +122,7 @@ class UpDown(Sampler):
     def prepare(self, target: Target) -> Walk:
         """The walk of one kernel: the tree, C, a start for every size and the law of the size. O(n d²) once."""
         kernel, items, width = target.kernel, target.items, target.width
-        tree = build_tree(kernel.X)
+        tree = build_tree(kernel.X, shards=target.shards)
         C, size_logits = tree.gram, None
         if target.is_fixed:
             size = target.sizes[1]
@@ -134,22 +134,15 @@ class UpDown(Sampler):
             size_logits = log_weights_of_sizes(target, C)
             starts = greedy_subsets(kernel, C, size_logits[: width + 1] > -jnp.inf, items)
             size_logits = _without_phantom_sizes(size_logits, starts, kernel.num_items)
-        return Walk(
-            WalkKernel.of(kernel.X, kernel.W, tree),
-            items,
-            starts,
-            size_logits,
-            target.log_size_weights,
-            self.walk_settings,
-        )
+        walk_kernel, weights = WalkKernel.of(tree, kernel.W), target.log_size_weights
+        return Walk(walk_kernel, items, starts, size_logits, weights, self.walk_settings)
 
     def for_moves(self, target: Target) -> Walk:
         """The walk of one kernel for :meth:`Walk.move` alone: without starts and the law of the size. O(n d²) once."""
         kernel = target.kernel
         starts = jnp.full(target.width, kernel.num_items, jnp.int32)
-        return Walk(
-            WalkKernel.of(kernel.X, kernel.W), target.items, starts, None, target.log_size_weights, self.walk_settings
-        )
+        walk_kernel = WalkKernel.of(build_tree(kernel.X, shards=target.shards), kernel.W)
+        return Walk(walk_kernel, target.items, starts, None, target.log_size_weights, self.walk_settings)
 
     @property
     def walk_settings(self) -> WalkSettings:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax, random
 
-from numpyro_ndpp.minors import log_minor
+from numpyro_ndpp.devices import Shards
 from numpyro_ndpp.samplers.chain import ChainState, WalkKernel, exchanged
 from numpyro_ndpp.samplers.direct import border, draw_pair
 from numpyro_ndpp.samplers.published import propose_until_accepted
@@ -68,6 +68,11 @@ class Walk:
     size_logits: Array | None  # (d+1,) where the size varies
     log_size_weights: Array | None  # log of what every size weighs beside its determinants; None: one
     settings: WalkSettings = field(metadata={"static": True})
+
+    @property
+    def shards(self) -> Shards | None:
+        """The devices over which the items are, if there are several."""
+        return self.kernel.tree.shards
 
     @property
     def width(self) -> int:
@@ -128,13 +133,35 @@ class Walk:
         """
         if len(otherwise) == 0:
             return otherwise
-        X, n = self.kernel.tree.X, self.kernel.num_items
-        free = jnp.any(X != 0, axis=1).at[self.pinned].set(False, mode="drop")
-        items = jnp.flatnonzero(free, size=n, fill_value=n)
-        places = distinct_items(jnp.sum(free), size, len(otherwise), key)
-        uniform = jnp.sort(items.at[places].get(mode="fill", fill_value=n)).astype(otherwise.dtype)
+        uniform = self._free_items(key, size, len(otherwise)).astype(otherwise.dtype)
         together = jnp.sort(jnp.append(self.pinned, uniform))
-        return jnp.where(log_minor(self.kernel.kernel, together) > -jnp.inf, uniform, otherwise)
+        return jnp.where(self.kernel.is_possible(together), uniform, otherwise)
+
+    def _free_items(self, key: Array, size: Array | int, width: int) -> Array:
+        """``size`` items (width,) with features beside the pinned ones, uniformly, increasing and padded with n."""
+        n, shards = self.kernel.num_items, self.kernel.tree.shards
+
+        def free_of(X: Array, pinned: Array) -> tuple[Array, Array]:
+            free = jnp.any(X != 0, axis=1).at[pinned].set(False, mode="drop")
+            return jnp.flatnonzero(free, size=len(X), fill_value=n), jnp.sum(free)
+
+        if shards is None:
+            items, number = free_of(self.kernel.tree.X, self.pinned)
+            places = distinct_items(number, size, width, key)
+            return jnp.sort(items.at[places].get(mode="fill", fill_value=n))
+
+        def of_device(X: Array, pinned: Array, key: Array, size: Array) -> Array:
+            here, first = shards.index, shards.index * len(X)
+            own = pinned - first
+            items, number = free_of(X, jnp.where(own < 0, len(X), own))
+            numbers = lax.all_gather(number, shards.axis)
+            places = distinct_items(jnp.sum(numbers), size, width, key)
+            place = places - jnp.sum(jnp.where(jnp.arange(shards.number) < here, numbers, 0))
+            is_mine = (place >= 0) & (place < number)
+            chosen = shards.sum_of_one(is_mine, items.at[jnp.where(is_mine, place, 0)].get() + first - n)
+            return jnp.sort(n + chosen)
+
+        return shards.run(of_device, (self.kernel.tree.X,), (self.pinned, key, jnp.asarray(size)))
 
 
 def two_slots(uniforms: Array, first: int, size: Array) -> tuple[Array, Array]:
