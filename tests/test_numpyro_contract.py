@@ -16,7 +16,7 @@ from numpyro.contrib.control_flow import scan
 from numpyro.distributions.batch_util import promote_batch_shape, vmap_over
 from numpyro.infer.util import log_density
 
-from numpyro_ndpp import KNDPP, NDPP, Cholesky, UpDown, pad_subsets
+from numpyro_ndpp import KNDPP, NDPP, Cholesky, SizedNDPP, UpDown, pad_subsets
 
 N_ITEMS = 6
 RNG = np.random.default_rng(0)
@@ -28,6 +28,8 @@ LAWS = {
     "NDPP": lambda **settings: NDPP(V, B, D, **settings),
     "NDPP of 1 to 3": lambda **settings: NDPP(V, B, D, min_size=1, max_size=3, **settings),
     "KNDPP": lambda **settings: KNDPP(V, B, D, 2, **settings),
+    "SizedNDPP": lambda **settings: SizedNDPP(V, B, D, np.log([0.1, 0.2, 0.4, 0.1, 0.2]), **settings),
+    "SizedNDPP of factors": lambda **settings: SizedNDPP.from_factors(X, W, dist.Poisson(2.0), **settings),
     "NDPP of factors": lambda **settings: NDPP.from_factors(X, W, **settings),
     "KNDPP of factors": lambda **settings: KNDPP.from_factors(X, W, 2, **settings),
 }
