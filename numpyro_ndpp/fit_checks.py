@@ -73,9 +73,12 @@ class FitCheck:
     """What :func:`check_fit` found; ``print(check)`` shows it as a table and ``check.plot()`` as a figure."""
 
     num_baskets: int
+    each_size: Frequencies
+    """One number for each size from 0 on."""
     size_classes: np.ndarray
-    """The smallest and the largest size of each class (c, 2)."""
+    """Neighbouring sizes, so many that each class is expected five times: the smallest and the largest one (c, 2)."""
     sizes: Frequencies
+    """One number for each class of sizes (c,)."""
     sizes_p_value: float
     """Of Pearson's chi-square test of the size classes, for a distribution that was not learned from these baskets."""
     items: Frequencies
@@ -170,31 +173,32 @@ def _z_scores_of_draws(observed: np.ndarray, drawn: np.ndarray, num_baskets: int
     return Frequencies(observed, num_baskets * drawn / num_draws, z)
 
 
-def _size_classes(probs: np.ndarray, num_baskets: int, largest: int) -> np.ndarray:
-    """Neighbouring sizes together, so that each class is expected five times; (c, 2)."""
+def _size_classes(expected: np.ndarray, first: int) -> np.ndarray:
+    """Neighbouring sizes from the first one on together, so that each class is expected five times; (c, 2)."""
     ends, mass = [], 0.0
-    for size, p in enumerate(probs):
-        mass += p * num_baskets
+    for size, number in enumerate(expected):
+        mass += number
         if mass >= _ENOUGH:
             ends.append(size)
             mass = 0.0
-    # What is left at the end goes to the last class, and so do observed sizes that are impossible.
-    last = max(len(probs) - 1, largest)
-    ends = [*ends[:-1], last]
-    return np.stack([[0, *(end + 1 for end in ends[:-1])], ends], axis=1)
+    ends = [*ends[:-1], len(expected) - 1]  # what is left goes to the last class
+    return np.stack([[first, *(end + 1 for end in ends[:-1])], ends], axis=1)
 
 
-def _sizes(dist: Any, padded: np.ndarray) -> tuple[np.ndarray, Frequencies, float]:
+def _sizes(dist: Any, padded: np.ndarray) -> tuple[Frequencies, np.ndarray, Frequencies, float]:
     probs = np.exp(np.asarray(dist.size_log_prob(), np.float64))
-    probs /= probs.sum()
     observed = np.bincount((padded < dist.num_items).sum(axis=1))
-    length = max(len(probs), len(observed))
-    probs, observed = (np.pad(x, (0, length - len(x))) for x in (probs, observed))
-    classes = _size_classes(probs, len(padded), len(observed) - 1)
-    starts = classes[:, 0]
-    part = _z_scores(np.add.reduceat(observed, starts), np.minimum(np.add.reduceat(probs, starts), 1.0), len(padded))
+    # From the first to the last size that is possible or observed.
+    possible = np.flatnonzero(probs)
+    length = max(int(possible.max(initial=0)) + 1, len(observed))
+    first = min(int(possible.min(initial=length)), int(np.argmax(observed > 0)))
+    probs, observed = (np.pad(x, (0, max(length - len(x), 0)))[:length] for x in (probs / probs.sum(), observed))
+    each = _z_scores(observed, np.minimum(probs, 1.0), len(padded))
+    classes = _size_classes(each.expected, first)
+    in_class, share = (np.add.reduceat(x, classes[:, 0]) for x in (observed, probs))
+    part = _z_scores(in_class, np.minimum(share, 1.0), len(padded))
     statistic = np.sum((part.observed - part.expected) ** 2 / np.maximum(part.expected, np.finfo(float).tiny))
-    return classes, part, float(chi2.sf(statistic, len(classes) - 1)) if len(classes) > 1 else 1.0
+    return each, classes, part, float(chi2.sf(statistic, len(classes) - 1)) if len(classes) > 1 else 1.0
 
 
 def _together(padded: np.ndarray, chosen: np.ndarray, num_items: int) -> np.ndarray:
@@ -242,7 +246,7 @@ def check_fit(
     n = dist.num_items
     num_pair_items = static_int("num_pair_items", num_pair_items, 2)
     padded = _padded(baskets, n)
-    classes, sizes, p_value = _sizes(dist, padded)
+    sizes = _sizes(dist, padded)
     probs = np.clip(np.asarray(dist.inclusion_probs(), np.float64), 0.0, 1.0)
     items = _z_scores(np.bincount(padded.ravel(), minlength=n + 1)[:n], probs, len(padded))
 
@@ -258,7 +262,7 @@ def check_fit(
         draws = draws[(draws >= 0).all(axis=1)]
         num_draws = len(draws)
         pairs = _z_scores_of_draws(observed, _together(draws, chosen, n)[first, second], len(padded), num_draws)
-    return FitCheck(len(padded), classes, sizes, p_value, items, pair_items, pairs, num_draws, names)
+    return FitCheck(len(padded), *sizes, items, pair_items, pairs, num_draws, names)
 
 
 def _pair_probs(dist: Any, pairs: np.ndarray) -> np.ndarray:

@@ -230,19 +230,15 @@ def plot_fit_check(check: Any) -> "Figure":
     :param check: from :func:`numpyro_ndpp.fit_checks.check_fit`.
     """
     figure, [[sizes, items], [pairs, worst]] = _figure(2, 2, figsize=(10, 8))
-    low, high = check.size_classes.T
-    width = high - low + 1
-    observed, expected = check.sizes.observed / width, check.sizes.expected / width
-    edges = np.append(low, high[-1] + 1) - 0.5
-    share = check.sizes.expected / check.num_baskets
-    error = 2 * np.sqrt(check.sizes.expected * (1 - share)) / width
-    sizes.bar(edges[:-1], observed, width, align="edge", color="C0", alpha=0.45, label="observed")
-    sizes.stairs(expected, edges, color="0.2", label="expected")
-    sizes.stairs(expected + error, edges, baseline=expected - error, fill=True, color="0.5", alpha=0.35)
-    # A long last class, whose sizes hardly occur, would take most of the room.
-    seen = check.sizes.observed.cumsum() <= 0.999 * check.num_baskets
-    last = edges[min(int(seen.sum()) + 1, len(edges) - 1)]
-    sizes.set(xlabel="size", ylabel="baskets of one size", xlim=(edges[0], max(last, edges[1])))
+    part = check.each_size
+    number = np.arange(len(part.observed))
+    error = 2 * np.sqrt(part.expected * (1 - part.expected / check.num_baskets))
+    sizes.bar(number, part.observed, 0.8, color="C0", alpha=0.45, label="observed")
+    sizes.fill_between(number, part.expected - error, part.expected + error, color="0.5", alpha=0.35, linewidth=0)
+    sizes.plot(number, part.expected, color="0.2", marker=".", linewidth=1, label="expected")
+    # The sizes of all but a few baskets, observed or expected.
+    common = (np.cumsum(np.maximum(part.observed, part.expected)[::-1])[::-1] > 0.005 * check.num_baskets).sum()
+    sizes.set(xlabel="size", ylabel="baskets", xlim=(-0.7, common - 0.3))
     sizes.legend(frameon=False, fontsize=8)
     for plot, part, what in ((items, check.items, "item"), (pairs, check.pairs, "pair of items")):
         _observed_against_expected(plot, part, check.num_baskets)
@@ -265,7 +261,8 @@ def _worst_pairs(plot: Any, rows: list[tuple[str, str, int, float, float]]) -> N
     plot.set(xlabel="baskets with both")
     plot.set_title("pairs that fit worst", fontsize=9)
     if rows:
-        plot.legend(frameon=False, fontsize=8, loc="lower right")
+        plot.set_ylim(-1.6, len(rows) - 0.4)  # room for the legend
+        plot.legend(frameon=False, fontsize=8, loc="lower right", ncols=2)
 
 
 def _short(name: str, most: int = 18) -> str:
