@@ -93,16 +93,14 @@ class FitCheck:
     def worst_pairs(self, num: int = 10) -> list[tuple[str, str, int, float, float]]:
         """The pairs that fit worst: two names, how often observed and expected, z. The worst is first."""
         return [
-            (*map(self._name, self.pair_items[i]), int(self.pairs.observed[i]), *map(float, _pair_of(self.pairs, i)))
+            (self._name(first), self._name(second), int(self.pairs.observed[i]), *_pair_of(self.pairs, i))
             for i in self.pairs.worst(num)
+            for first, second in [self.pair_items[i]]
         ]
 
     def worst_items(self, num: int = 10) -> list[tuple[str, int, float, float]]:
         """The items that fit worst, as :meth:`worst_pairs`."""
-        return [
-            (self._name(i), int(self.items.observed[i]), *map(float, _pair_of(self.items, i)))
-            for i in self.items.worst(num)
-        ]
+        return [(self._name(i), int(self.items.observed[i]), *_pair_of(self.items, i)) for i in self.items.worst(num)]
 
     def plot(self) -> "Figure":
         """Sizes, items, pairs and the worst pairs in one figure; see :func:`numpyro_ndpp.plots.plot_fit_check`."""
@@ -137,7 +135,7 @@ class FitCheck:
 
 
 def _pair_of(part: Frequencies, i: int) -> tuple[float, float]:
-    return part.expected[i], part.z[i]
+    return float(part.expected[i]), float(part.z[i])
 
 
 def _triple(part: Frequencies, i: int) -> tuple[int, float, float]:

@@ -28,7 +28,7 @@ from numpyro_ndpp.checkpoints import fingerprint, read_arrays, write_arrays
 from numpyro_ndpp.checks import finite_float, static_int
 from numpyro_ndpp.devices import ITEMS, check_axis, check_same
 from numpyro_ndpp.fits import Fit
-from numpyro_ndpp.learner import MODELS, Learner, columns_of, sizes_of, smallest_size, split_baskets, training_data
+from numpyro_ndpp.learner import MODELS, Learner, training_data
 from numpyro_ndpp.priors import (
     basket_model,
     item_counts,
@@ -38,6 +38,7 @@ from numpyro_ndpp.priors import (
     symmetric_prior,
     to_event_width,
 )
+from numpyro_ndpp.training_baskets import columns_of, sizes_of, smallest_size, split_baskets
 
 __all__ = [
     "Fit",

@@ -28,8 +28,9 @@ from numpyro_ndpp.baskets import Subsets, with_names
 from numpyro_ndpp.catalogue import catalogue_of
 from numpyro_ndpp.checks import finite_float, static_int
 from numpyro_ndpp.fits import Fit
-from numpyro_ndpp.learner import MODELS, columns_of, split_baskets
+from numpyro_ndpp.learner import MODELS
 from numpyro_ndpp.subsets import as_padded
+from numpyro_ndpp.training_baskets import columns_of, split_baskets
 from numpyro_ndpp.trials import Run, Trial, claimed_folder, run_trial, table_of
 
 if TYPE_CHECKING:

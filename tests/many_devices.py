@@ -317,7 +317,7 @@ def check_learner():
     train = np.stack([np.sort(rng.choice(num_items, 3, replace=False)) for _ in range(40)]).astype(np.int32)
     settings = {"model": "ndpp", "rank": [4, 2], "num_items": num_items, "batch_size": 16, "alpha": 50.0, "beta": 30.0}
     settings |= {"learning_rate": 0.02, "num_steps": 10, "anchor": 1.0, "seed": 0, "min_size": 1}
-    learner, data = Learner(settings, len(train), DEVICES), training_data(settings, train, DEVICES)
+    learner, data = Learner(settings, len(train), mesh=DEVICES), training_data(settings, train, DEVICES)
     state = learner.start()
     per_device = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(state.optim_state))
     assert per_device <= 1.05 * sum(leaf.nbytes for leaf in jax.tree.leaves(state.optim_state)) / 8

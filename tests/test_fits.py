@@ -12,8 +12,8 @@ import scipy.sparse
 from numpyro_ndpp import NDPP, Rejection, pad_subsets
 from numpyro_ndpp.checkpoints import read_arrays, write_arrays
 from numpyro_ndpp.datasets import Baskets, simulate_baskets
-from numpyro_ndpp.learner import columns_of
 from numpyro_ndpp.learning import Fit, fit
+from numpyro_ndpp.training_baskets import columns_of
 
 SMALL = {"rank": 9, "num_steps": 20, "evaluate_every": 10, "batch_size": 50, "progress_bar": False}
 ITEMS = ["tea", "coffee", "white bread", "butter", "rum"]

@@ -180,8 +180,8 @@ def test_run_goes_on_from_its_checkpoint(shop, whole, tmp_path, monkeypatch):
     monkeypatch.setattr(trials, "_CHECKPOINT_EVERY", 10)
     write, written = learning._write_checkpoint, []
 
-    def write_and_stop(path, result, state):
-        write(path, result, state)
+    def write_and_stop(path, *others):
+        write(path, *others)
         written.append(path)
         if len(written) == 3:  # in the second of two evaluations of trial 2
             raise KeyboardInterrupt
