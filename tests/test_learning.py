@@ -149,9 +149,9 @@ def test_patience_goes_on_where_it_was(shop, tmp_path, monkeypatch):
     settings = SMALL | {"checkpoint": tmp_path / "run.npz", "checkpoint_every": 10, "patience": 3}
     write = learning._write_checkpoint
 
-    def write_and_stop(*arguments):
-        write(*arguments)
-        if arguments[1].history["step"][-1] == 20:
+    def write_and_stop(path, result, *others):
+        write(path, result, *others)
+        if result.history["step"][-1] == 20:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

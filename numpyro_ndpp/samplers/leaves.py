@@ -15,6 +15,8 @@ from jax import Array
 _ALIGNMENT = 8
 # No more devices than this share a tree.
 _MOST_BLOCKS = 256
+# A block has so many full leaves at least, unless all of them are full.
+_FEWEST_LEAVES = 8
 
 
 class Leaves(NamedTuple):
@@ -31,11 +33,16 @@ class Leaves(NamedTuple):
         """Leaves for n items with d features, of about d/2 items, or of at most ``leaf_size`` before rounding up."""
         number = 2 ** _depth(n, d, leaf_size)
         num_blocks = math.gcd(n, min(number, _MOST_BLOCKS))
-        in_block = n // num_blocks
-        size = -(-in_block // (number // num_blocks))
-        if size > _ALIGNMENT:
-            size = min(in_block, -(-size // _ALIGNMENT) * _ALIGNMENT)
-        return cls(n, number, num_blocks, size)
+        # Every block may end in leaves that are not full: they have to be few beside the others.
+        while True:
+            in_block, leaves_in_block = n // num_blocks, number // num_blocks
+            size = -(-in_block // leaves_in_block)
+            if size > _ALIGNMENT:
+                size = min(in_block, -(-size // _ALIGNMENT) * _ALIGNMENT)
+            are_full = in_block == leaves_in_block * size
+            if num_blocks == 1 or are_full or in_block >= _FEWEST_LEAVES * size:
+                return cls(n, number, num_blocks, size)
+            num_blocks //= 2
 
     @property
     def depth(self) -> int:

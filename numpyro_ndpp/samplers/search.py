@@ -3,9 +3,9 @@ r"""Where the next item of a leap is: the leaf at whose end the probability that
 With R the marginal kernel of what is not decided, P(no item of U) = det(I - R C_U). See :mod:`.leap`, which this is a
 part of, for how few determinants it takes.
 
-On P devices each has the sums of its own items. All know the sums P of whole devices, so each computes one
-determinant, that of all items up to its own last one. These P numbers, gathered, say which device has the item. It
-searches its own leaves, and one all-reduce tells the others the leaf, its rows, and what was passed over.
+On P devices each has the sums of its own items, and all have the P sums over the items of whole devices. So each
+computes one determinant, that of all items up to its own last one. These P numbers, gathered, say which device has the
+item. It searches its own leaves, and an all-reduce tells the others the leaf, its rows, and what was passed over.
 """
 
 from typing import Any, NamedTuple

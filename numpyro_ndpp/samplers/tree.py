@@ -132,7 +132,7 @@ def build_tree(X: Array, leaf_size: int | None = None, shards: Shards | None = N
 
 
 def shards_of_tree(X: Array, leaves: Leaves, shards: Shards | None) -> tuple[Array, Shards | None]:
-    """X and the devices that share its tree. A catalogue of fewer leaves than devices is small: all have the whole.
+    """X and the devices that share its tree. A catalogue of a few leaves a device is small: all have the whole of it.
 
     :raises ValueError: for a number of devices that is no power of two.
     """
