@@ -106,10 +106,11 @@ def search(
     :param num_trials: how many settings to try, one at least for each model and rank.
     :param num_rounds: 1 makes every run a whole one.
     :param num_steps: the most steps of the runs of the last round.
-    :param seconds: the time of all runs together. Each round has an equal part of it, and in the first round each model
-        and rank has an equal part of that. Runs that would not end in their part, going by the shortest of their model
-        and rank so far, are passed over; but never the first of a part, so that it may take longer. None: no limit.
-        Where time was short, the result depends on the speed of the machine; else on the seed alone.
+    :param seconds: the time of all runs together. Each round has an equal part of it. In the first round every model
+        and rank makes one run, and what is left of the part is divided evenly among them. Runs that would end too late,
+        going by the fastest of their model and rank so far, are passed over; but never the first of a model and rank,
+        and of a round, so that it may take longer. None: no limit. Where time was short, the result depends on the
+        speed of the machine; else on the seed alone.
     :param validation: baskets to judge by, or how many of ``baskets`` to hold out; by default a tenth, at most 2,000.
     :param seed: the seed of the settings, of all fits and of what is held out.
     :param folder: where every run is kept, as a file that ``Fit.load`` reads, written whole or not at all. A search
@@ -125,8 +126,8 @@ def search(
     >>> from numpyro_ndpp.datasets import simulate_baskets
     >>> settings = {"models": ["ndpp"], "ranks": [8], "num_trials": 3, "num_rounds": 2, "num_steps": 60}
     >>> result = search(simulate_baskets(300), **settings, evaluate_every=20, progress_bar=False)
-    >>> list(result.table["num_steps"].sort_values())
-    [20, 20, 20, 60]
+    >>> sorted(set(result.table["num_steps"]))
+    [20, 60]
     >>> result.best.distribution().rank
     8
     """
@@ -153,10 +154,12 @@ def search(
         validation = min(_MOST_VALIDATION, max(1, len(padded) // 10))
     train, held_out = split_baskets(padded, num_items, smallest, validation, seed)
     lengths = [max(1, num_steps // _SHARE**later) for later in reversed(range(num_rounds))]
-    turns: list[list[Trial]] = [[] for _ in groups]
+    # The first of every model and rank, then the others: those that share programs come one after the other.
+    turns: list[list[Trial]] = [[] for _ in range(len(groups) + 1)]
     for number in range(num_trials):
         place, group = divmod(number, len(groups))
-        turns[group].append(Trial(number, _settings(*groups[group], place, anchors, spread, (seed, group))))
+        trial = Trial(number, _settings(*groups[group], place, anchors, spread, (seed, group)))
+        turns[group + 1 if place else 0].append(trial)
     if folder is not None:
         folder = claimed_folder(folder, train, held_out, turns, lengths, common, seed)
 
@@ -168,10 +171,12 @@ def search(
     with tqdm(total=_most_steps(num_trials, lengths), unit="step", disable=not progress_bar) as bar:
         for i, length in enumerate(lengths):
             tried: list[Run] = []
+            never_passed_over = turns[0] if i == 0 else turns[0][:1]
             for turn, trials in enumerate(turns):
-                until = limit * (i + (turn + 1) / len(turns)) / num_rounds
+                used = sum(each.seconds for each in runs)
+                until = used + (limit * (i + 1) / num_rounds - used) / (len(turns) - turn)
                 for trial in trials:
-                    if trial is not trials[0] and _time_with(runs, trial, length) > until:
+                    if trial not in never_passed_over and _time_with(runs, trial, length) > until:
                         continue
                     bar.set_description(f"round {i + 1}, {trial.settings['model']}, trial {trial.number}")
                     done = run(trial, length)
