@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ndpp.kernel import Kernel, quadratic_forms, rows_of
+from numpyro_ndpp.kernel import Kernel, quadratic_forms, row_of, rows_of
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.minors import log_minor
 
@@ -65,12 +65,12 @@ def _best_pair(X: Array, C: Array, W: Array, member: Array, first: Array) -> tup
     WC = matmul(W, C)
     sums = quadratic_forms(X, jnp.trace(WC) * W - matmul(WC, W))
     a = jnp.argmax(jnp.where(member | ~first, -jnp.inf, sums))
-    x = rows_of(X, a)
+    x = row_of(X, a)
     product = jnp.dot(x, matmul(W, x)) * quadratic_forms(X, W)
     cross = matmul(X, matmul(W, x)) * matmul(X, matmul(W.T, x))
     minors = jnp.where(member.at[a].set(True), -jnp.inf, product - cross)
     b, best = jnp.argmax(minors), jnp.max(minors)
-    rounding = _ROUNDING_UNITS * eps * (jnp.abs(rows_of(product, b)) + jnp.abs(rows_of(cross, b)))
+    rounding = _ROUNDING_UNITS * eps * row_of(jnp.abs(product) + jnp.abs(cross), b)
     return jnp.stack([a, b]), jnp.where(best > rounding, best, 0.0)
 
 

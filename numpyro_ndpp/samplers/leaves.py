@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 # Leaves have a multiple of so many items, as the tiles of a matrix product have.
 _ALIGNMENT = 8
@@ -54,11 +54,14 @@ class Leaves(NamedTuple):
         return Leaves(self.num_items // number, self.number // number, self.num_blocks // number, self.size)
 
     def limits(self, leaf: Array) -> tuple[Array, Array]:
-        """The first item of a leaf, and the first one behind it."""
+        """The first item of a leaf, and the first one behind its block, which ends the last leaves of the block."""
         in_block, leaves_in_block = self.num_items // self.num_blocks, self.number // self.num_blocks
-        block = leaf >> (leaves_in_block.bit_length() - 1)  # a power of two
-        first = block * in_block + (leaf & (leaves_in_block - 1)) * self.size
-        return first, jnp.minimum(first + self.size, (block + 1) * in_block)
+        if self.num_blocks == 1:
+            return leaf * self.size, jnp.asarray(in_block)
+        block = lax.div(leaf, lax.full_like(leaf, leaves_in_block))
+        missing = leaves_in_block * self.size - in_block  # what the leaves of a block have room for beyond its items
+        first = leaf * self.size - block * missing if missing else leaf * self.size
+        return first, in_block + block * in_block
 
 
 def _depth(n: int, d: int, leaf_size: int | None) -> int:

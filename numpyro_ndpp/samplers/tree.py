@@ -92,7 +92,7 @@ def sums_of_leaves(X: Array, leaves: Leaves) -> Array:
     def packed_sums(number: Array) -> Array:
         first, end = leaves.limits(number * chunk + jnp.arange(chunk))
         items = first[:, None] + jnp.arange(size)
-        blocks = X.at[jnp.where(items < end[:, None], items, n)].get(mode="fill", fill_value=0)
+        blocks = X.at[jnp.where(items < end[..., None], items, n)].get(mode="fill", fill_value=0)
         return pack(matmul(jnp.swapaxes(blocks, 1, 2), blocks))
 
     sums = lax.map(packed_sums, jnp.arange(leaves.number // chunk))
@@ -197,7 +197,7 @@ def _leaf_items(X: Array, leaves: Leaves, leaf: Array) -> tuple[Array, Array]:
     start = jnp.minimum(first, leaves.num_items - leaves.size)
     items = start + jnp.arange(leaves.size)
     own = (items >= first) & (items < end)
-    rows = lax.dynamic_slice_in_dim(X, start, leaves.size)
+    rows = lax.dynamic_slice_in_dim(X, start, leaves.size, allow_negative_indices=False)
     return jnp.where(own, items, leaves.num_items), jnp.where(own[:, None], rows, 0.0)
 
 
