@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import random
+from jax.typing import ArrayLike
 from numpyro.infer.svi import SVIState
 from tqdm.auto import tqdm
 
@@ -25,8 +26,17 @@ from numpyro_ndpp.baskets import Subsets, with_names
 from numpyro_ndpp.catalogue import catalogue_of
 from numpyro_ndpp.checkpoints import fingerprint, read_arrays, write_arrays
 from numpyro_ndpp.checks import finite_float, static_int
+from numpyro_ndpp.features import as_features
 from numpyro_ndpp.fits import Fit
-from numpyro_ndpp.learner import MODELS, Learner, columns_of, smallest_size, split_baskets, training_data
+from numpyro_ndpp.learner import (
+    FEATURE_STRENGTH,
+    MODELS,
+    Learner,
+    columns_of,
+    smallest_size,
+    split_baskets,
+    training_data,
+)
 from numpyro_ndpp.priors import basket_model, item_counts, ndpp_prior, ondpp_prior, symmetric_prior, to_event_width
 
 __all__ = [
@@ -54,6 +64,8 @@ def fit(
     gamma: float | None = None,
     max_proposals: float | None = None,
     anchor: float = 1.0,
+    features: ArrayLike | None = None,
+    feature_strength: float | None = None,
     batch_size: int = 500,
     num_steps: int = 2000,
     learning_rate: float = 0.02,
@@ -91,6 +103,12 @@ def fit(
         Near 1 rare items have most room, and the log-likelihood is best. Near 0 random subsets, which are mostly rare
         items, are told apart best. The papers' objective is ``anchor=0, alpha=0.01, beta=0.01``; it relies on the early
         stop.
+    :param features: what is known of the items, a matrix of numbers (n, p); its unit is no matter. Rows of V and of B
+        are then a linear function of it plus a part of the item's own (:mod:`numpyro_ndpp.features`), so that items
+        which no basket has get sensible rows too; these count as not on sale in the baskets learned from. A step costs
+        O(n p d) more. For other functions of what is known, give functions of it as columns
+        (:func:`~numpyro_ndpp.recipes.fourier_features`), or use :func:`~numpyro_ndpp.priors.ndpp_prior` in a model.
+    :param feature_strength: the strength of the prior of that linear function; 1 by default.
     :param batch_size: baskets in a minibatch.
     :param num_steps: the most steps; the rate falls over them.
     :param learning_rate: Adam's rate at the first step, for features of length one or so.
@@ -137,6 +155,14 @@ def fit(
             raise ValueError(f"{name} is no setting of model={model!r}")
         low = 1 if name == "max_proposals" else 0
         given[name] = finite_float(name, value, low, exclusive=name in ("alpha", "beta"))
+    if features is None and feature_strength is not None:
+        raise ValueError("feature_strength is no setting without features")
+    if features is not None and not kind.rows:
+        raise ValueError(f"features is no setting of model={model!r}: its rows depend on each other")
+    known = [] if features is None else [as_features(features, num_items)]
+    if known:
+        value = 1.0 if feature_strength is None else feature_strength
+        given[FEATURE_STRENGTH] = finite_float(FEATURE_STRENGTH, value, 0, exclusive=True)
     ranks = columns_of(model, rank, num_items)
     folder = None if checkpoint is None else Path(checkpoint).resolve().parent
     if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
@@ -153,7 +179,7 @@ def fit(
         "evaluate_every": evaluate_every,
         "patience": patience,
         "seed": seed,
-        "data": fingerprint(train, held_out),
+        "data": fingerprint(train, held_out, *known),
         # what the random numbers of the minibatches depend on
         "backend": jax.default_backend(),
         "default_type": str(jnp.zeros(()).dtype),
@@ -161,13 +187,13 @@ def fit(
     }
 
     learner = Learner(settings, len(train))
-    data = training_data(settings, train)
+    data = training_data(settings, train, *known)
     if checkpoint is not None and Path(checkpoint).exists():
-        state, result = _read_checkpoint(checkpoint, settings, names, learner.shapes())
+        state, result = _read_checkpoint(checkpoint, settings, names, learner.shapes(data))
     else:
         nothing, history = np.zeros((0, 0)), {name: np.zeros(0) for name in ("loss", "validation", "price", "seconds")}
         history = {"step": np.zeros(0, int)} | history
-        state, result = learner.start(), Fit(nothing, nothing, nothing, history, settings, names)
+        state, result = learner.start(data), Fit(nothing, nothing, nothing, history, settings, names)
     step = int(result.history["step"].max(initial=0))
     with tqdm(total=num_steps, initial=step, unit="step", disable=not progress_bar) as bar:
         while step < num_steps and not (patience and _since_best(result.history) >= patience):

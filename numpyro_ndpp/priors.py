@@ -20,6 +20,9 @@ can be strong, for what it shrinks towards is sensible; what occurs often enough
 columns, items are then bought about independently and as often as in the data. This is the default of
 :func:`~numpyro_ndpp.learning.fit`.
 
+Where more is known of items than their baskets say, rows are centred on functions of it:
+:mod:`numpyro_ndpp.features`.
+
 The orthogonal kernel (ONDPP) has BᵀB = I, VᵀB = 0 and D - Dᵀ made of the pairs ±σ_j; a further term
 γ Σ log(1 + 2σ_j/(σ_j² + 1)) is γ times the log of the expected number of proposals of the rejection sampler.
 
@@ -45,6 +48,7 @@ from numpyro.util import not_jax_tracer
 from numpyro_ndpp.baskets import Subsets
 from numpyro_ndpp.checks import finite_float
 from numpyro_ndpp.distributions import NDPP
+from numpyro_ndpp.features import Features, centre_with_features
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.subsets import as_padded
 
@@ -86,17 +90,34 @@ def _item_scale(counts: ArrayLike, num_baskets: int) -> Array:
     return jnp.sqrt(counts.astype(dtype) / num_baskets)[:, None]
 
 
-def _features(
-    name: str, counts: ArrayLike, num_baskets: int, columns: int, strength: ArrayLike, anchor: ArrayLike | None = None
+def _rows(
+    name: str,
+    counts: ArrayLike,
+    num_baskets: int,
+    columns: int,
+    strength: ArrayLike,
+    anchor: ArrayLike | None = None,
+    features: Features | None = None,
+    angles: ArrayLike | None = None,
+    feature_strength: ArrayLike = 1.0,
 ) -> Array:
-    """Features with rows N(√(μ_i/N) anchor_i, μ_i/(2 strength N)): a scale times features of one scale."""
+    """Rows N(√(μ_i/N) centre_i, μ_i/(2 strength N)): a scale times rows of one scale. The centre is that of the anchor.
+
+    With features it is their function, and what SVI moves are the items' own parts, so that items move together.
+    """
     scale = _item_scale(counts, num_baskets)
-    mean = _centre(anchor, (len(scale), columns), scale.dtype)
+    centre = _centre(anchor, (len(scale), columns), scale.dtype)
     _check_strengths(strength)
     if np.ndim(strength):  # one for each kernel of a plate
         strength = jnp.asarray(strength)[..., None, None]
-    plain = Normal(mean, (2 * strength) ** -0.5)
-    return numpyro.sample(name, TransformedDistribution(plain, AffineTransform(0.0, scale)).to_event(2))
+    plain, transform = Normal(centre, (2 * strength) ** -0.5), AffineTransform(0.0, scale)
+    if features is not None:
+        centre = centre_with_features(name, centre, features, angles, feature_strength)
+        plain, transform = (
+            Normal(jnp.zeros_like(centre), (2 * strength) ** -0.5),
+            AffineTransform(scale * centre, scale),
+        )
+    return numpyro.sample(name, TransformedDistribution(plain, transform).to_event(2))
 
 
 def _centre(anchor: ArrayLike | None, shape: tuple[int, int], dtype: Any) -> Array:
@@ -122,6 +143,9 @@ def ndpp_prior(
     alpha: ArrayLike = 0.01,
     beta: ArrayLike = 0.01,
     anchor: ArrayLike | None = None,
+    features: Features | None = None,
+    angles: ArrayLike | None = None,
+    feature_strength: ArrayLike = 1.0,
     **settings: Any,
 ) -> NDPP:
     r"""An NDPP whose sites ``V``, ``B`` and ``D`` have the papers' prior: for use inside a NumPyro model.
@@ -134,6 +158,13 @@ def ndpp_prior(
     :param alpha, beta: the strengths of the priors of V and of B. They may be random themselves. Within a plate of
         kernels they are one number for all, or one for each.
     :param anchor: what v_i √(N/μ_i) is centred on (n, d₁); None: zero, as published.
+    :param features: what is known of the items (n, p); rows are then centred on functions of it, with the sites
+        ``V_map``, ``B_map`` and ``V_length`` (:mod:`numpyro_ndpp.features`). Or a function: it is given ``"V"`` or
+        ``"B"`` and the number of columns, says what v_i √(N/μ_i) or b_i √(N/μ_i) is centred on beside the anchor,
+        (n, columns), and may have sites of its own. None: nothing is known.
+    :param angles: by how much what features say of each pair of columns of B is turned for each item (n, d₂ // 2).
+        Random ones let items of the same features attract. None: nothing is turned.
+    :param feature_strength: the strength λ of the prior of the linear map.
     :param settings: settings of :class:`~numpyro_ndpp.NDPP`, such as ``min_size=1``.
     :raises ValueError: for an anchor or counts of another shape, a strength or a count that is not positive.
 
@@ -149,8 +180,8 @@ def ndpp_prior(
     >>> trace["basket"]["fn"].batch_shape
     (3,)
     """
-    V = _features("V", counts, num_baskets, rank[0], alpha, anchor)
-    B = _features("B", counts, num_baskets, rank[1], beta)
+    V = _rows("V", counts, num_baskets, rank[0], alpha, anchor, features, None, feature_strength)
+    B = _rows("B", counts, num_baskets, rank[1], beta, None, features, angles, feature_strength)
     return NDPP(V, B, _flat("D", rank[1], rank[1]), **settings)
 
 
@@ -161,6 +192,8 @@ def symmetric_prior(
     rank: tuple[int, int] = (100, 0),
     alpha: ArrayLike = 0.01,
     anchor: ArrayLike | None = None,
+    features: Features | None = None,
+    feature_strength: ArrayLike = 1.0,
     **settings: Any,
 ) -> NDPP:
     """The prior of a symmetric low-rank DPP: a site ``V``, and a B without columns. See :func:`ndpp_prior`.
@@ -169,7 +202,7 @@ def symmetric_prior(
     >>> handlers.seed(symmetric_prior, 0)(np.array([2, 1, 1]), 3, rank=(2, 0)).rank
     2
     """
-    V = _features("V", counts, num_baskets, rank[0], alpha, anchor)
+    V = _rows("V", counts, num_baskets, rank[0], alpha, anchor, features, None, feature_strength)
     return NDPP(V, jnp.zeros((V.shape[-2], 0), V.dtype), jnp.zeros((0, 0), V.dtype), **settings)
 
 
@@ -270,14 +303,19 @@ def basket_model(
     baskets: ArrayLike,
     counts: ArrayLike,
     anchor: ArrayLike | None = None,
+    features: ArrayLike | None = None,
+    angles: ArrayLike | None = None,
+    cold: ArrayLike | None = None,
     *,
     prior: Callable[..., NDPP],
     batch_size: int | None = None,
 ) -> NDPP:
     """A NumPyro model: a kernel from ``prior(counts, N, anchor=anchor)``, and padded ``baskets`` (N, m) drawn with it.
 
+    :param features, angles: given to the prior too, unless they are None.
+    :param cold: items (m,) that were not on sale: the baskets are drawn from the distribution without them.
     :param batch_size: the number of baskets in a minibatch; None: all.
-    :return: the distribution.
+    :return: the distribution that the baskets are drawn from.
 
     >>> from functools import partial
     >>> from numpyro import handlers
@@ -287,7 +325,10 @@ def basket_model(
     3
     """
     baskets = jnp.asarray(baskets)
-    dist = prior(counts, len(baskets), anchor=anchor)
+    known = {name: value for name, value in (("features", features), ("angles", angles)) if value is not None}
+    dist = prior(counts, len(baskets), anchor=anchor, **known)
+    if cold is not None:
+        dist = dist.condition(exclude=cold)
     size = None if batch_size is None else min(batch_size, len(baskets))
     with numpyro.plate("baskets", len(baskets), subsample_size=size):
         batch = numpyro.subsample(baskets, event_dim=1)
