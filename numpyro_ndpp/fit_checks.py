@@ -92,15 +92,12 @@ class FitCheck:
 
     def worst_pairs(self, num: int = 10) -> list[tuple[str, str, int, float, float]]:
         """The pairs that fit worst: two names, how often observed and expected, z. The worst is first."""
-        return [
-            (self._name(first), self._name(second), int(self.pairs.observed[i]), *_pair_of(self.pairs, i))
-            for i in self.pairs.worst(num)
-            for first, second in [self.pair_items[i]]
-        ]
+        names = [(self._name(a), self._name(b)) for a, b in self.pair_items]
+        return [(*names[i], *_numbers(self.pairs, i)) for i in self.pairs.worst(num)]
 
     def worst_items(self, num: int = 10) -> list[tuple[str, int, float, float]]:
         """The items that fit worst, as :meth:`worst_pairs`."""
-        return [(self._name(i), int(self.items.observed[i]), *_pair_of(self.items, i)) for i in self.items.worst(num)]
+        return [(self._name(i), *_numbers(self.items, i)) for i in self.items.worst(num)]
 
     def plot(self) -> "Figure":
         """Sizes, items, pairs and the worst pairs in one figure; see :func:`numpyro_ndpp.plots.plot_fit_check`."""
@@ -124,7 +121,7 @@ class FitCheck:
             f"{'if it fits':<20}{1:>8.2f}{4.6:>8.1f}%{0.3:>8.1f}%   p-value of the sizes {self.sizes_p_value:.2g}"
         )
         classes = [f"{low}" if low == high else f"{low}-{high}" for low, high in self.size_classes]
-        rows = [(name, *_triple(self.sizes, i)) for i, name in enumerate(classes)]
+        rows = [(name, *_numbers(self.sizes, i)) for i, name in enumerate(classes)]
         lines += _table("sizes", rows)
         lines += _table("worst items", [(name, *row) for name, *row in self.worst_items(5)])
         lines += _table("worst pairs", [(_both(first, second), *row) for first, second, *row in self.worst_pairs(10)])
@@ -134,12 +131,8 @@ class FitCheck:
         return str(item) if self.names is None else self.names[item]
 
 
-def _pair_of(part: Frequencies, i: int) -> tuple[float, float]:
-    return float(part.expected[i]), float(part.z[i])
-
-
-def _triple(part: Frequencies, i: int) -> tuple[int, float, float]:
-    return (int(part.observed[i]), *_pair_of(part, i))
+def _numbers(part: Frequencies, i: int) -> tuple[int, float, float]:
+    return int(part.observed[i]), float(part.expected[i]), float(part.z[i])
 
 
 def _both(first: str, second: str) -> str:

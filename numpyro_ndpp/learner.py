@@ -23,6 +23,7 @@ from numpyro.infer.svi import SVIState
 from numpyro.infer.util import transform_fn
 
 from numpyro_ndpp.distributions import NDPP
+from numpyro_ndpp.features import counts_with_cold, feature_sites, feature_start
 from numpyro_ndpp.item_arrays import ItemArrays
 from numpyro_ndpp.priors import (
     basket_model,
@@ -59,20 +60,23 @@ class _Kind(NamedTuple):
     sites: tuple[str, ...]
     strengths: dict[str, float]
     """The strengths that the model has, with values that do well."""
+    rows: tuple[str, ...] = ()
+    """The sites whose rows may be functions of features."""
 
 
 _START_SKEW = 0.3
 # V starts from the centre of its prior, but no nearer to zero than this: at zero no gradient leads away.
 _SHORTEST_START = 0.5
 _LOC = "_loc"
+FEATURE_STRENGTH = "feature_strength"
 MODELS = {
-    "ndpp": _Kind(ndpp_prior, _start_ndpp, ("V_base", "B_base", "D"), {"alpha": 50.0, "beta": 30.0}),
+    "ndpp": _Kind(ndpp_prior, _start_ndpp, ("V_base", "B_base", "D"), {"alpha": 50.0, "beta": 30.0}, ("V", "B")),
     "ondpp": _Kind(ondpp_prior, _start_ondpp, ("V_raw", "B_raw", "sigma"), {"alpha": 50.0, "beta": 0.01, "gamma": 0.5}),
     "sized": _Kind(sized_prior, _start_ndpp, ("V_base", "B_base", "D"), {"alpha": 50.0, "beta": 30.0}),
-    "symmetric": _Kind(symmetric_prior, _start_symmetric, ("V_base",), {"alpha": 10.0}),
+    "symmetric": _Kind(symmetric_prior, _start_symmetric, ("V_base",), {"alpha": 10.0}, ("V",)),
 }
 # Adam moves features of one scale, whatever the counts of their items.
-_ONE_SCALE = {"V": TransformReparam(), "B": TransformReparam()}
+_ONE_SCALE = {name: TransformReparam() for name in ("V", "B", "V_map", "B_map")}
 
 
 def _keys(seed: int) -> Array:
@@ -81,18 +85,30 @@ def _keys(seed: int) -> Array:
 
 
 def training_data(
-    settings: dict[str, Any], train: np.ndarray, mesh: Mesh | None = None
-) -> tuple[Array, Array, Array | None]:
-    """The model's arguments: baskets, how many hold each item, and what V's prior is centred on."""
-    num_items, length = settings["num_items"], settings["anchor"]
-    arrays = ItemArrays(num_items, mesh)
+    settings: dict[str, Any], train: np.ndarray, mesh: Mesh | None = None, features: np.ndarray | None = None
+) -> tuple[Array | None, ...]:
+    """The model's arguments: baskets, how many hold each item, and what V's prior is centred on.
 
-    def anchor() -> Array:
+    With features (:func:`~numpyro_ndpp.features.as_features`) also these, the angles of B and the cold items.
+    """
+    num_items, length, columns = settings["num_items"], settings["anchor"], settings["rank"]
+    arrays, keys = ItemArrays(num_items, mesh), _keys(settings["seed"])
+
+    def directions_of_items() -> Array:
         # The directions are those that V starts from.
-        return length * directions(_keys(settings["seed"])[0], num_items, settings["rank"][0])
+        return length * directions(keys[0], num_items, columns[0])
 
-    counts = arrays.place(counts_of_padded(train, num_items))
-    return arrays.place(train), counts, arrays.make(anchor) if length else None
+    anchor = arrays.make(directions_of_items) if length else None
+    if features is None:
+        return arrays.place(train), arrays.place(counts_of_padded(train, num_items)), anchor
+    counts = np.bincount(train.ravel(), minlength=num_items + 1)[:num_items]
+    cold = np.flatnonzero(counts == 0).astype(np.int32)
+    angles = None
+    if columns[1]:
+        turns = random.uniform(random.fold_in(keys[1], 1), (num_items, columns[1] // 2), jnp.float32)
+        angles = 2 * jnp.pi * turns
+    counts = counts_with_cold(counts, features)
+    return jnp.asarray(train), jnp.asarray(counts), anchor, jnp.asarray(features), angles, jnp.asarray(cold)
 
 
 class _Programs:
@@ -102,26 +118,37 @@ class _Programs:
     """
 
     def __init__(
-        self, model: str, num_items: int, rank: tuple[int, int], batch_size: int, min_size: int, mesh: Mesh | None
+        self,
+        model: str,
+        num_items: int,
+        rank: tuple[int, int],
+        batch_size: int,
+        min_size: int,
+        mesh: Mesh | None,
+        has_features: bool,
     ) -> None:
         self._kind, self._num_items, self._rank, self._batch_size = MODELS[model], num_items, rank, batch_size
         self._min_size, self.arrays = min_size, ItemArrays(num_items, mesh)
+        self._sites, self._strengths = self._kind.sites, tuple(self._kind.strengths)
+        if has_features:
+            self._sites += feature_sites(self._kind.rows)
+            self._strengths += (FEATURE_STRENGTH,)
         # No timing of several ways to multiply: the process that goes on from a checkpoint must take the same way.
         options: Any = {"xla_gpu_autotune_level": 0} if jax.default_backend() == "gpu" else None
         keeping = self.arrays.keeping
-        whole = partial(self.arrays.given_whole, shapes=partial(self.shapes, _keys(0), 1.0))
+        whole = partial(self.arrays.given_whole, shapes=partial(self.shapes, _keys(0), 1.0, known={}))
         self.start = jax.jit(self._first_state, compiler_options=options)
         self.advance = jax.jit(keeping(whole(self._many_steps)), donate_argnums=0, compiler_options=options)
         self.judge = jax.jit(whole(self._validation_and_price), compiler_options=options)
         self.kernel = jax.jit(keeping(whole(self._features)), compiler_options=options)
 
-    def shapes(self, keys: Array, length: float, numbers: dict[str, Any]) -> SVIState:
+    def shapes(self, keys: Array, length: float, numbers: dict[str, Any], known: dict[str, Any]) -> SVIState:
         """The shapes of the state, as the model has them; nothing is computed."""
-        return jax.eval_shape(self.start, keys, length, numbers)
+        return jax.eval_shape(self.start, keys, length, numbers, known)
 
     def _prior(self, numbers: dict[str, Any]) -> Callable[..., NDPP | SizedNDPP]:
         # In float32, as the features are.
-        names = [*self._kind.strengths, *(["size_logits"] if "size_logits" in numbers else [])]
+        names = [*self._strengths, *(["size_logits"] if "size_logits" in numbers else [])]
         strengths = {name: jnp.asarray(numbers[name], jnp.float32) for name in names}
         return partial(self._kind.prior, rank=self._rank, **strengths)
 
@@ -130,14 +157,16 @@ class _Programs:
         model = handlers.reparam(model, config=_ONE_SCALE)
         rate, num_steps = numbers["learning_rate"], numbers["num_steps"]
         adam = numpyro.optim.Adam(lambda step: rate * 0.5 * (1 + jnp.cos(jnp.pi * step / num_steps)))
-        svi = SVI(partial(_at_point, model, self._kind.sites), _no_guide, adam, Trace_ELBO())
-        transforms = {name + _LOC: biject_to(_constraint(name)) for name in self._kind.sites}
+        svi = SVI(partial(_at_point, model, self._sites), _no_guide, adam, Trace_ELBO())
+        transforms = {name + _LOC: biject_to(_constraint(name)) for name in self._sites}
         svi.constrain_fn = partial(transform_fn, transforms)  # what svi.init does; but that runs the model
         return svi
 
-    def _first_state(self, keys: Array, length: float, numbers: dict[str, Any]) -> SVIState:
+    def _first_state(self, keys: Array, length: float, numbers: dict[str, Any], known: dict[str, Any]) -> SVIState:
         V = length * directions(keys[0], self._num_items, self._rank[0])
         values = self._kind.start(keys[1], V, self._rank[1])
+        if known:
+            values = feature_start(random.fold_in(keys[1], 2), values, **known)
         params = {name + _LOC: biject_to(_constraint(name)).inv(value) for name, value in values.items()}
         optim_state = self._svi(numbers).optim.init(params)
         # Strong types, as a state read from a checkpoint has: nothing is compiled again for it.
@@ -156,8 +185,11 @@ class _Programs:
 
     def _distribution(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any]) -> NDPP | SizedNDPP:
         values = {name.removesuffix(_LOC): value for name, value in self._svi(numbers).get_params(state).items()}
-        baskets, counts, anchor = data
+        baskets, counts, anchor, *known = data
         prior = partial(self._prior(numbers), counts, len(baskets), anchor=anchor)
+        if known:  # the cold items are on sale now
+            names = ("features", "angles") if "B" in self._kind.rows else ("features",)
+            prior = partial(prior, **dict(zip(names, known, strict=False)))
         return handlers.seed(handlers.substitute(handlers.reparam(prior, config=_ONE_SCALE), values), random.key(0))()
 
     def _features(self, state: Any, data: tuple[Any, ...], numbers: dict[str, Any]) -> tuple[Array, Array, Array]:
@@ -200,27 +232,29 @@ class Learner:
         shape = settings["num_items"], rank, settings["batch_size"]
         # A free distribution of the size knows by itself that some have probability zero.
         min_size = 0 if size_logits is not None else settings.get("min_size", 0)
-        self.programs = _programs(settings["model"], *shape, min_size, mesh)
+        self.programs = _programs(settings["model"], *shape, min_size, mesh, FEATURE_STRENGTH in settings)
         self.arrays = self.programs.arrays
         self._settings, self._num_baskets = settings, num_baskets
-        names = (*MODELS[settings["model"]].strengths, "learning_rate", "num_steps")
-        self.numbers: dict[str, Any] = {name: float(settings[name]) for name in names}
+        names = (*MODELS[settings["model"]].strengths, "learning_rate", "num_steps", FEATURE_STRENGTH)
+        self.numbers: dict[str, Any] = {name: float(settings[name]) for name in names if name in settings}
         if size_logits is not None:
             self.numbers["size_logits"] = size_logits
         most = settings.get("max_proposals")
         self._most = None if most is None else math.log(most)
 
-    def start(self) -> SVIState:
-        """The state before the first step."""
-        return self.arrays.make(lambda: self.programs.start(*self._origin()))
+    def start(self, data: tuple[Any, ...] = ()) -> SVIState:
+        """The state before the first step; with features it depends on the data."""
+        return self.arrays.make(lambda: self.programs.start(*self._origin(data)))
 
-    def shapes(self) -> SVIState:
+    def shapes(self, data: tuple[Any, ...] = ()) -> SVIState:
         """The shapes of the state; nothing is computed."""
-        return self.programs.shapes(*self._origin())
+        return self.programs.shapes(*self._origin(data))
 
-    def _origin(self) -> tuple[Any, ...]:
-        length = max(self._settings["anchor"], _SHORTEST_START)
-        return _keys(self._settings["seed"]), length, self.numbers
+    def _origin(self, data: tuple[Any, ...]) -> tuple[Any, ...]:
+        anchor, known = self._settings["anchor"], {}
+        if FEATURE_STRENGTH in self._settings:
+            known = {"anchor": anchor, "F": data[3], "cold": data[5]}
+        return _keys(self._settings["seed"]), max(anchor, _SHORTEST_START), self.numbers, known
 
     def advance(self, state: Any, data: tuple[Any, ...], number: int) -> tuple[Any, float]:
         """The state after ``number`` steps, in the memory of the given one, and the mean loss of a basket."""

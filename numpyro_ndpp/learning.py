@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import random
 from jax.sharding import Mesh
+from jax.typing import ArrayLike
 from numpyro.infer.svi import SVIState
 from tqdm.auto import tqdm
 
@@ -27,8 +28,9 @@ from numpyro_ndpp.catalogue import catalogue_of
 from numpyro_ndpp.checkpoints import fingerprint, read_arrays, write_arrays
 from numpyro_ndpp.checks import finite_float, static_int
 from numpyro_ndpp.devices import ITEMS, check_axis, check_same
+from numpyro_ndpp.features import as_features
 from numpyro_ndpp.fits import Fit
-from numpyro_ndpp.learner import MODELS, Learner, training_data
+from numpyro_ndpp.learner import FEATURE_STRENGTH, MODELS, Learner, training_data
 from numpyro_ndpp.priors import (
     basket_model,
     item_counts,
@@ -66,6 +68,8 @@ def fit(
     gamma: float | None = None,
     max_proposals: float | None = None,
     anchor: float = 1.0,
+    features: ArrayLike | None = None,
+    feature_strength: float | None = None,
     batch_size: int = 500,
     num_steps: int = 2000,
     learning_rate: float = 0.02,
@@ -106,6 +110,12 @@ def fit(
         Near 1 rare items have most room, and the log-likelihood is best. Near 0 random subsets, which are mostly rare
         items, are told apart best. The papers' objective is ``anchor=0, alpha=0.01, beta=0.01``; it relies on the early
         stop.
+    :param features: what is known of the items, a matrix of numbers (n, p); its unit is no matter. Rows of V and of B
+        are then a linear function of it plus a part of the item's own (:mod:`numpyro_ndpp.features`), so that items
+        which no basket has get sensible rows too; these count as not on sale in the baskets learned from. A step costs
+        O(n p d) more. For other functions of what is known, give functions of it as columns
+        (:func:`~numpyro_ndpp.recipes.fourier_features`), or use :func:`~numpyro_ndpp.priors.ndpp_prior` in a model.
+    :param feature_strength: the strength of the prior of that linear function; 1 by default.
     :param batch_size: baskets in a minibatch.
     :param num_steps: the most steps; the rate falls over them.
     :param learning_rate: Adam's rate at the first step, for features of length one or so.
@@ -159,6 +169,16 @@ def fit(
         given[name] = finite_float(name, value, low, exclusive=name in ("alpha", "beta"))
     mesh = None if mesh is None else check_axis("mesh", mesh, ITEMS)
     check_same("num_items and seed", [num_items, seed])
+    if features is None and feature_strength is not None:
+        raise ValueError("feature_strength is no setting without features")
+    if features is not None and not kind.rows:
+        raise ValueError(f"features is no setting of model={model!r}")
+    if features is not None and mesh is not None:
+        raise ValueError("features and mesh do not go together yet: a fit with features is on a single device")
+    known = None if features is None else as_features(features, num_items)
+    if known is not None:
+        value = 1.0 if feature_strength is None else feature_strength
+        given[FEATURE_STRENGTH] = finite_float(FEATURE_STRENGTH, value, 0, exclusive=True)
     ranks = columns_of(model, rank, num_items)
     folder = None if checkpoint is None else Path(checkpoint).resolve().parent
     if folder is not None and not (folder.is_dir() and os.access(folder, os.W_OK)):
@@ -175,7 +195,7 @@ def fit(
         "evaluate_every": evaluate_every,
         "patience": patience,
         "seed": seed,
-        "data": fingerprint(train, held_out),
+        "data": fingerprint(train, held_out, *([] if known is None else [known])),
         # what the random numbers of the minibatches depend on
         "backend": jax.default_backend(),
         "default_type": str(jnp.zeros(()).dtype),
@@ -186,13 +206,13 @@ def fit(
     sizes = sizes_of(settings, train, held_out)
     # Sizes that no basket has would only cost time.
     learner = Learner(settings, len(train), None if sizes is None else sizes[0][: sizes[1] + 1], mesh)
-    data = training_data(settings, train, mesh)
+    data = training_data(settings, train, mesh, known)
     if checkpoint is not None and Path(checkpoint).exists():
-        state, result = _read_checkpoint(checkpoint, settings, names, learner)
+        state, result = _read_checkpoint(checkpoint, settings, names, learner, data)
     else:
         nothing, history = np.zeros((0, 0)), {name: np.zeros(0) for name in ("loss", "validation", "price", "seconds")}
         history = {"step": np.zeros(0, int)} | history
-        state, result = learner.start(), Fit(nothing, nothing, nothing, history, settings, names)
+        state, result = learner.start(data), Fit(nothing, nothing, nothing, history, settings, names)
     result = result._replace(size_logits=None if sizes is None else sizes[0])
     step = int(result.history["step"].max(initial=0))
     with tqdm(total=num_steps, initial=step, unit="step", disable=not progress_bar or jax.process_index() > 0) as bar:
@@ -267,9 +287,9 @@ def _write_checkpoint(path: str | Path, result: Fit, state: SVIState, learner: L
 
 
 def _read_checkpoint(
-    path: str | Path, settings: dict[str, Any], names: list[str] | None, learner: Learner
+    path: str | Path, settings: dict[str, Any], names: list[str] | None, learner: Learner, data: tuple[Any, ...]
 ) -> tuple[SVIState, Fit]:
-    shapes = learner.shapes()
+    shapes = learner.shapes(data)
     arrays, written = read_arrays(path, ("V", "B", "D"))
     if "min_size" not in written:
         raise ValueError(

@@ -20,6 +20,9 @@ can be strong, for what it shrinks towards is sensible; what occurs often enough
 columns, items are then bought about independently and as often as in the data. This is the default of
 :func:`~numpyro_ndpp.learning.fit`.
 
+Where more is known of items than their baskets say, rows are centred on functions of it:
+:mod:`numpyro_ndpp.features`.
+
 The orthogonal kernel (ONDPP) has BᵀB = I, VᵀB = 0 and D - Dᵀ made of the pairs ±σ_j; a further term
 γ Σ log(1 + 2σ_j/(σ_j² + 1)) is γ times the log of the expected number of proposals of the rejection sampler.
 
@@ -28,7 +31,6 @@ nonsymmetric determinantal point processes*, ICLR; Han, Gartrell, Gillenwater, D
 sampling for nonsymmetric determinantal point processes*, ICLR.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -42,10 +44,11 @@ from numpyro.distributions import ImproperUniform, Normal, TransformedDistributi
 from numpyro.distributions.transforms import AffineTransform
 from numpyro.util import not_jax_tracer
 
-from numpyro_ndpp.base import SubsetDistribution
+from numpyro_ndpp.basket_model import basket_model, to_event_width
 from numpyro_ndpp.baskets import Subsets
 from numpyro_ndpp.checks import finite_float
 from numpyro_ndpp.distributions import NDPP
+from numpyro_ndpp.features import Features, centre_with_features
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.sized import SizedNDPP
 from numpyro_ndpp.subsets import as_padded
@@ -96,17 +99,34 @@ def _item_scale(counts: ArrayLike, num_baskets: int) -> Array:
     return jnp.sqrt(counts.astype(dtype) / num_baskets)[:, None]
 
 
-def _features(
-    name: str, counts: ArrayLike, num_baskets: int, columns: int, strength: ArrayLike, anchor: ArrayLike | None = None
+def _rows(
+    name: str,
+    counts: ArrayLike,
+    num_baskets: int,
+    columns: int,
+    strength: ArrayLike,
+    anchor: ArrayLike | None = None,
+    features: Features | None = None,
+    angles: ArrayLike | None = None,
+    feature_strength: ArrayLike = 1.0,
 ) -> Array:
-    """Features with rows N(√(μ_i/N) anchor_i, μ_i/(2 strength N)): a scale times features of one scale."""
+    """Rows N(√(μ_i/N) centre_i, μ_i/(2 strength N)): a scale times rows of one scale. The centre is that of the anchor.
+
+    With features it is their function, and what SVI moves are the items' own parts, so that items move together.
+    """
     scale = _item_scale(counts, num_baskets)
-    mean = _centre(anchor, (len(scale), columns), scale.dtype)
+    centre = _centre(anchor, (len(scale), columns), scale.dtype)
     _check_strengths(strength)
     if np.ndim(strength):  # one for each kernel of a plate
         strength = jnp.asarray(strength)[..., None, None]
-    plain = Normal(mean, (2 * strength) ** -0.5)
-    return numpyro.sample(name, TransformedDistribution(plain, AffineTransform(0.0, scale)).to_event(2))
+    plain, transform = Normal(centre, (2 * strength) ** -0.5), AffineTransform(0.0, scale)
+    if features is not None:
+        centre = centre_with_features(name, centre, features, angles, feature_strength)
+        plain, transform = (
+            Normal(jnp.zeros_like(centre), (2 * strength) ** -0.5),
+            AffineTransform(scale * centre, scale),
+        )
+    return numpyro.sample(name, TransformedDistribution(plain, transform).to_event(2))
 
 
 def _centre(anchor: ArrayLike | None, shape: tuple[int, int], dtype: Any) -> Array:
@@ -132,6 +152,9 @@ def ndpp_prior(
     alpha: ArrayLike = 0.01,
     beta: ArrayLike = 0.01,
     anchor: ArrayLike | None = None,
+    features: Features | None = None,
+    angles: ArrayLike | None = None,
+    feature_strength: ArrayLike = 1.0,
     **settings: Any,
 ) -> NDPP:
     r"""An NDPP whose sites ``V``, ``B`` and ``D`` have the papers' prior: for use inside a NumPyro model.
@@ -144,6 +167,13 @@ def ndpp_prior(
     :param alpha, beta: the strengths of the priors of V and of B. They may be random themselves. Within a plate of
         kernels they are one number for all, or one for each.
     :param anchor: what v_i √(N/μ_i) is centred on (n, d₁); None: zero, as published.
+    :param features: what is known of the items (n, p); rows are then centred on functions of it, with the sites
+        ``V_map``, ``B_map`` and ``V_length`` (:mod:`numpyro_ndpp.features`). Or a function: it is given ``"V"`` or
+        ``"B"`` and the number of columns, says what v_i √(N/μ_i) or b_i √(N/μ_i) is centred on beside the anchor,
+        (n, columns), and may have sites of its own. None: nothing is known.
+    :param angles: by how much what features say of each pair of columns of B is turned for each item (n, d₂ // 2).
+        Random ones let items of the same features attract. None: nothing is turned.
+    :param feature_strength: the strength λ of the prior of the linear map.
     :param settings: settings of :class:`~numpyro_ndpp.NDPP`, such as ``min_size=1``.
     :raises ValueError: for an anchor or counts of another shape, a strength or a count that is not positive.
 
@@ -159,8 +189,8 @@ def ndpp_prior(
     >>> trace["basket"]["fn"].batch_shape
     (3,)
     """
-    V = _features("V", counts, num_baskets, rank[0], alpha, anchor)
-    B = _features("B", counts, num_baskets, rank[1], beta)
+    V = _rows("V", counts, num_baskets, rank[0], alpha, anchor, features, None, feature_strength)
+    B = _rows("B", counts, num_baskets, rank[1], beta, None, features, angles, feature_strength)
     return NDPP(V, B, _flat("D", rank[1], rank[1]), **settings)
 
 
@@ -186,8 +216,8 @@ def sized_prior(
     >>> model(np.array([2, 1, 1]), 3, size_logits=np.zeros(3), rank=(2, 2)).max_size
     2
     """
-    V = _features("V", counts, num_baskets, rank[0], alpha, anchor)
-    B = _features("B", counts, num_baskets, rank[1], beta)
+    V = _rows("V", counts, num_baskets, rank[0], alpha, anchor)
+    B = _rows("B", counts, num_baskets, rank[1], beta)
     return SizedNDPP(V, B, _flat("D", rank[1], rank[1]), size_logits, **settings)
 
 
@@ -198,6 +228,8 @@ def symmetric_prior(
     rank: tuple[int, int] = (100, 0),
     alpha: ArrayLike = 0.01,
     anchor: ArrayLike | None = None,
+    features: Features | None = None,
+    feature_strength: ArrayLike = 1.0,
     **settings: Any,
 ) -> NDPP:
     """The prior of a symmetric low-rank DPP: a site ``V``, and a B without columns. See :func:`ndpp_prior`.
@@ -206,7 +238,7 @@ def symmetric_prior(
     >>> handlers.seed(symmetric_prior, 0)(np.array([2, 1, 1]), 3, rank=(2, 0)).rank
     2
     """
-    V = _features("V", counts, num_baskets, rank[0], alpha, anchor)
+    V = _rows("V", counts, num_baskets, rank[0], alpha, anchor, features, None, feature_strength)
     return NDPP(V, jnp.zeros((V.shape[-2], 0), V.dtype), jnp.zeros((0, 0), V.dtype), **settings)
 
 
@@ -281,55 +313,6 @@ def orthonormalize(A: Array) -> Array:
         factor = jnp.linalg.cholesky(C + units * jnp.finfo(A.dtype).eps * jnp.trace(C) * identity)
         A = matmul(A, jax.scipy.linalg.solve_triangular(factor, identity, lower=True).T)
     return A
-
-
-def to_event_width(baskets: ArrayLike, dist: SubsetDistribution) -> Array:
-    """Padded baskets (..., m) with as many columns as the distribution's events have: NumPyro's ELBOs insist on it.
-
-    Columns of padding are added or left out. A basket that would lose an item becomes -1 throughout, which is no subset
-    and has probability zero.
-
-    >>> dist = NDPP(jnp.eye(4, 3), jnp.zeros((4, 0)), jnp.zeros((0, 0)))
-    >>> to_event_width(jnp.array([[0, 2]]), dist)
-    Array([[0, 2, 4]], dtype=...)
-    """
-    baskets = jnp.asarray(baskets)
-    if jnp.issubdtype(baskets.dtype, jnp.integer):
-        # Signed, and wide enough for the number of items.
-        baskets = baskets.astype(jnp.int64 if baskets.dtype.itemsize == 8 else jnp.int32)
-    width = dist.event_shape[0]
-    missing = [(0, 0)] * (baskets.ndim - 1) + [(0, max(width - baskets.shape[-1], 0))]
-    too_large = jnp.any(baskets[..., width:] < dist.num_items, axis=-1, keepdims=True)
-    return jnp.where(too_large, -1, jnp.pad(baskets, missing, constant_values=dist.num_items)[..., :width])
-
-
-def basket_model(
-    baskets: ArrayLike,
-    counts: ArrayLike,
-    anchor: ArrayLike | None = None,
-    *,
-    prior: Callable[..., NDPP | SizedNDPP],
-    batch_size: int | None = None,
-) -> NDPP | SizedNDPP:
-    """A NumPyro model: a kernel from ``prior(counts, N, anchor=anchor)``, and padded ``baskets`` (N, m) drawn with it.
-
-    :param batch_size: the number of baskets in a minibatch; None: all.
-    :return: the distribution.
-
-    >>> from functools import partial
-    >>> from numpyro import handlers
-    >>> baskets = np.array([[0, 2], [2, 3], [0, 1]])
-    >>> prior = partial(symmetric_prior, rank=(2, 0), alpha=1.0)
-    >>> handlers.seed(basket_model, 0)(baskets, item_counts(baskets, 3), prior=prior, batch_size=2).num_items
-    3
-    """
-    baskets = jnp.asarray(baskets)
-    dist = prior(counts, len(baskets), anchor=anchor)
-    size = None if batch_size is None else min(batch_size, len(baskets))
-    with numpyro.plate("baskets", len(baskets), subsample_size=size):
-        batch = numpyro.subsample(baskets, event_dim=1)
-        numpyro.sample("basket", dist, obs=to_event_width(batch, dist))
-    return dist
 
 
 @partial(jax.jit, static_argnums=(1, 2))
