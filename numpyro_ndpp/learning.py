@@ -237,7 +237,7 @@ def fit(
             bar.set_postfix(validation=f"{value:.3f}", since_best=since_best)
             due = step // checkpoint_every > (step - number) // checkpoint_every
             if checkpoint is not None and (due or step == num_steps):
-                _write_checkpoint(checkpoint, result, state, learner)
+                _write_checkpoint(checkpoint, result, state, learner, data)
     _warn_of_failures(result, held_out)
     return result
 
@@ -278,8 +278,8 @@ def _as_arrays(state: SVIState) -> SVIState:
     return state._replace(rng_key=random.key_data(state.rng_key))
 
 
-def _write_checkpoint(path: str | Path, result: Fit, state: SVIState, learner: Learner) -> None:
-    shapes = jax.eval_shape(_as_arrays, learner.shapes())
+def _write_checkpoint(path: str | Path, result: Fit, state: SVIState, learner: Learner, data: tuple[Any, ...]) -> None:
+    shapes = jax.eval_shape(_as_arrays, learner.shapes(data))
     fetched = jax.tree.map(lambda kept, like: learner.arrays.fetch(kept, like.shape), _as_arrays(state), shapes)
     arrays = {f"state_{i}": leaf for i, leaf in enumerate(jax.tree.leaves(fetched))}
     if jax.process_index() == 0:  # all have what it writes

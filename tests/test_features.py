@@ -173,7 +173,7 @@ def test_start_is_the_centre_and_cold_items_have_no_own_part(baskets, anchor):
     settings |= {"learning_rate": 0.1, "seed": 3, "feature_strength": 1.0} | learning.MODELS["ndpp"].strengths
     train = np.array([[2, 10], [3, 11]])
     learner, F = learning.Learner(settings, 2), as_features(WORDS, N)
-    data = learning.training_data(settings, train, F)
+    data = learning.training_data(settings, train, features=F)
     V, B, _ = learner.kernel(learner.start(data), data)
     cold = np.setdiff1d(np.arange(N), train)
     assert (np.asarray(data[5]) == cold).all()
