@@ -123,7 +123,9 @@ class SizedNDPP(_FreeSize, OfParts):
         truncated to the sizes allowed.
     :param min_size, max_size: the smallest and the largest size. Default: 0, and the last one of ``size_logits``, or
         min(n, d₁ + d₂) for a distribution.
-    :param sampler: the sampler behind :meth:`sample`.
+    :param sampler: the sampler behind :meth:`sample`. ``Exact`` and ``Cholesky`` draw subsets of the kernel, scaled for
+        the size, until one has it: some two and a half standard deviations of the size, but very many where a kernel
+        is nearly skew and the size is odd.
     :raises ValueError: as for :class:`~numpyro_ndpp.NDPP`, for more sizes than min(n, d₁ + d₂), for ``size_logits``
         with NaN or +inf or with -inf throughout, and for a distribution that is not discrete.
 
