@@ -1,7 +1,7 @@
 """Items that no training basket has: where they stand among what may join a basket, by their features.
 
-    python benchmarks/cold_items.py --data FOLDER --out FILE.json [--only uk_retail] [--splits 3] [--rank 100 100]
-                                    [--steps 2000] [--max-size 100] [--baskets N] [--quick]
+    python benchmarks/cold_items.py --data FOLDER --out FILE.json [--table FILE.md] [--only uk_retail] [--splits 3]
+                                    [--rank 100 100] [--steps 2000] [--max-size 100] [--baskets N] [--quick]
 
 FOLDER holds ``uk_retail.npz`` and ``whats_cooking.npz`` (:func:`numpyro_ndpp.datasets.load_baskets`); nothing else is
 needed. The protocol, for each file and each split:
@@ -39,7 +39,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from tables import machine
+from tables import machine, write_table
 
 from numpyro_ndpp.datasets import load_baskets
 from numpyro_ndpp.learning import fit
@@ -47,6 +47,14 @@ from numpyro_ndpp.subsets import pad_subsets
 
 FILES = ("uk_retail", "whats_cooking")
 NUM_TEST, NUM_VALIDATION, SHARE_HIDDEN, COLUMNS = 2000, 300, 0.1, 1024
+ROWS = (
+    "popularity",
+    "residual only",
+    "features",
+    "features, any basket",
+    "words alone",
+    "popularity, had it been known",
+)
 _CHUNK = 64
 
 
@@ -163,6 +171,7 @@ def main(arguments: list[str] | None = None) -> dict:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with the npz files")
     parser.add_argument("--out", type=Path, help="file for the numbers, as JSON")
+    parser.add_argument("--table", type=Path, help="file for the table, as Markdown")
     parser.add_argument("--only", nargs="+", choices=FILES, default=FILES)
     parser.add_argument("--splits", type=int, default=3)
     parser.add_argument("--rank", type=int, nargs=2, default=(100, 100), help="columns of V and of B")
@@ -178,6 +187,7 @@ def main(arguments: list[str] | None = None) -> dict:
         "settings": settings | {"max_size": most, "columns": COLUMNS, "feature_strength": options.strength},
         "machine": machine(),
     }
+    lines: list[str] = []
     for file in options.only:
         lists, items, _ = load_baskets(options.data / f"{file}.npz")
         lists = [basket for basket in lists if len(basket) <= most]
@@ -189,9 +199,16 @@ def main(arguments: list[str] | None = None) -> dict:
         rows = [judge(lists, F, seed, options.strength, settings) for seed in range(options.splits)]
         table = summary(rows)
         results[file] = {"targets": [len(each["popularity"]) for each in rows], "table": table}
-        for name, line in table.items():
-            cells = (f"{line[c]:.1f} ± {line[c + ' ±']:.1f}" for c in ("among hidden", "among all"))
-            print(f"| {name} | {' | '.join(cells)} |", flush=True)
+        lines += ["", f"**{file}**: {len(lists):,} baskets, {len(items):,} items", ""]
+        lines += ["| | percentile rank among hidden | among all |", "|---|---|---|"]
+        for name in ROWS:
+            cells = (f"{table[name][c]:.1f} ± {table[name][c + ' ±']:.1f}" for c in ("among hidden", "among all"))
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+            print(lines[-1], flush=True)
+        what = (
+            f"Rank {' + '.join(map(str, options.rank))}, {settings['num_steps']} steps, baskets of at most {most} items"
+        )
+        write_table(options.table, [*lines[1:], "", f"{what}; {options.splits} split(s); {results['machine']}."])
         if options.out:
             options.out.write_text(json.dumps(results, indent=1))
     return results
