@@ -322,7 +322,7 @@ def compare_fits(first: Any, second: Any, baskets: Subsets) -> Comparison:
     >>> from numpyro_ndpp import NDPP
     >>> often, seldom = NDPP(jnp.eye(3)), NDPP(0.5 * jnp.eye(3))  # probability 1/2 and 1/5 for each item
     >>> print(compare_fits(often, seldom, [[0, 1], [0], [1, 2], [0, 1, 2]]))
-    -2.079 and -3.096 per basket, difference 1.017 ± 0.566 over 4 baskets, 75 % of them likelier under the first
+    -2.079 and -3.442 per basket, difference 1.363 ± 0.566 over 4 baskets, 75 % of them likelier under the first
     """
     dists = [_distribution_of(name, given)[0] for name, given in (("first", first), ("second", second))]
     if dists[0].num_items != dists[1].num_items:

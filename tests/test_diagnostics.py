@@ -29,7 +29,7 @@ from numpyro_ndpp import (
     summarize_chains,
     to_multihot,
 )
-from numpyro_ndpp.chains import run_block
+from numpyro_ndpp.chains import _run_block
 from numpyro_ndpp.diagnostics import running_psrf
 from numpyro_ndpp.plots import pair_correlations
 
@@ -397,8 +397,8 @@ def test_runs_of_numpyro_go_through_arviz():
 def test_nothing_is_compiled_again_for_another_key():
     law = KNDPP(*PARTS["ordinary"], k=4)
     run_chains(law, random.key(0), 8, 20)
-    compiled = run_block._cache_size()
+    compiled = _run_block._cache_size()
     run_chains(law, random.key(1), 8, 20)
     run_chains(law, random.key(1), 8, 130, thin=3)
     run_chains(KNDPP(*PARTS["near skew"], k=4), random.key(1), 8, 20)
-    assert run_block._cache_size() == compiled
+    assert _run_block._cache_size() == compiled

@@ -56,9 +56,8 @@ def num_mixing_steps(name, k):
 
 @jax.jit
 def prepare(X, W):
-    """The walk's kernel, on a tree with leaves of two and three items: deeper than one so small would have."""
-    # A leaf of one item that is in A would have no mass but rounding, which may lead there.
-    return WalkKernel.of(build_tree(X, leaf_size=3), W)
+    """The walk's kernel, on a tree with leaves of two items: deeper than one so small would have."""
+    return WalkKernel.of(build_tree(X, leaf_size=2), W)
 
 
 @partial(jax.jit, static_argnums=4)
