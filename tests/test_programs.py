@@ -95,15 +95,14 @@ def lines(function, *arguments):
 
 # Lines of the lowered program: preparation, and many draws. Before, the draws of an NDPP had 3,000 at each of five
 # widths by the walk and 9,000 by the contour. Now the walk has two widths in its one program,
-# and of its preparation some 200 lines are for minors that decide where a greedy run ends, and 50 for rows that may lie
-# on another device.
+# and of its preparation some 200 lines are for minors that decide where a greedy run ends.
 @pytest.mark.parametrize(
     ("sampler", "k", "of_preparation", "of_draws"),
     [
         (UpDown(), None, 2900, 3000),
-        (UpDown(), 10, 2150, 2000),
+        (UpDown(), 10, 2100, 2000),
         (Exact(), None, 700, 2000),
-        (Contour(), 10, 4400, 2650),
+        (Contour(), 10, 4400, 2600),
     ],
 )
 def test_programs_are_short(sampler, k, of_preparation, of_draws):
