@@ -5,6 +5,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+from docutils.utils.math import MathError, latex2mathml
+from sphinx.util import logging
+
 _metadata = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 project = _metadata["name"]
@@ -14,13 +18,14 @@ release = version = _metadata["version"]
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.doctest",  # for the directive; pytest runs the examples
-    "sphinx.ext.mathjax",
 ]
 exclude_patterns = ["tables/*", "_build"]
 myst_enable_extensions = ["amsmath", "dollarmath"]
 
 html_theme = "furo"
+html_math_renderer = "mathml"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 html_title = f"{project} {release}"
 html_copy_source = False
 html_show_copyright = False
@@ -51,6 +56,40 @@ def _join_parameters(app: Any, what: str, name: str, obj: Any, options: Any, lin
     lines[:] = [several.sub(lambda names: names[0].replace(" ", ""), line) for line in lines]
 
 
+# Docstrings write mathematics with its own letters, to be read in a terminal; the converter knows their LaTeX names.
+_LETTERS = str.maketrans(
+    {
+        "∪": r"\cup ",
+        "∖": r"\setminus ",
+        "‖": r"\| ",
+        "∼": r"\sim ",
+        "±": r"\pm ",
+        "∝": r"\propto ",
+        "∉": r"\notin ",
+        "½": r"\tfrac{1}{2}",
+        "²": "^2",
+    }
+)
+
+
+def _as_the_converter_reads_it(formula: str) -> str:
+    formula = re.sub(r"\\[bB]ig(?![a-z])", "", formula.translate(_LETTERS))  # it knows no sizes of brackets
+    return re.sub(r"\\frac(\w)(\w)", r"\\frac{\1}{\2}", formula)
+
+
+def _write_mathml(translator: Any, node: nodes.math | nodes.math_block) -> None:
+    as_block = isinstance(node, nodes.math_block)
+    try:
+        formula = latex2mathml.tex2mathml(_as_the_converter_reads_it(node.astext()), as_block=as_block)
+    except MathError as error:
+        logging.getLogger(__name__).warning("formula %r: %s", node.astext(), error, location=node)
+        raise nodes.SkipNode from error
+    translator.body.append(f'<div class="formula">{formula}</div>' if as_block else formula)
+    raise nodes.SkipNode
+
+
 def setup(app: Any) -> None:
+    # Browsers draw MathML themselves: no script, no network.
+    app.add_html_math_renderer("mathml", (_write_mathml, None), (_write_mathml, None))
     app.connect("autodoc-process-docstring", _join_parameters)
     app.connect("builder-inited", _document_lazy_properties)

@@ -261,7 +261,7 @@ def exchange(kernel: Kernel, subset: Array, num_exchanges: int) -> Array:
     r"""At most ``num_exchanges`` swaps of a member for an outsider, each the one that raises det L_S most.
 
     With K = L_S⁻¹ all swaps are judged at once, O(n k d + n k²) a swap:
-    :math:`\det L_{S∖i∪a} / \det L_S = K_{ii}\, g_a + (K L_{Sa})_i (L_{aS} K)_i`, g_a the gain of a.
+    :math:`\det L_{S \setminus i \cup a} / \det L_S = K_{ii}\, g_a + (K L_{Sa})_i (L_{aS} K)_i`, g_a the gain of a.
     """
     X, W, _ = kernel
     n = len(X)

@@ -10,7 +10,7 @@ import re
 import sys
 
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-os.environ["NPROC"] = "32"  # eight devices share the threads that factorise (docs/numerics.md)
+os.environ["NPROC"] = "32"  # eight devices share the threads that factorise (docs/explanation/numerics.md)
 
 import jax
 import jax.numpy as jnp
