@@ -5,8 +5,8 @@
 
 FOLDER holds baskets as npz files (:func:`numpyro_ndpp.datasets.load_baskets`). The protocol:
 
-1. Of all baskets 2,000 are for the test, as in docs/explanation/learning_protocol.md for the same seed; a tenth of all, at most
-   2,000, are for validation; the rest is for training. A simple random choice.
+1. Of all baskets 2,000 are for the test, as in docs/explanation/learning_protocol.md for the same seed; a tenth of
+   all, at most 2,000, are for validation; the rest is for training. A simple random choice.
 2. ``search`` with its defaults, on training and validation baskets. ``--budget`` gives it other minutes than its 25.
 3. ``fit`` with its defaults, on the same training and validation baskets.
 4. The test baskets are looked at once, for both kernels: log-likelihoods of the same baskets, whose differences have a

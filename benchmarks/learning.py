@@ -1,4 +1,4 @@
-"""Kernels learned from real baskets, judged by the protocol of docs/explanation/learning_protocol.md, beside published numbers.
+"""Kernels learned from real baskets, judged by docs/explanation/learning_protocol.md, beside published numbers.
 
     python benchmarks/learning.py FOLDER --out RESULTS [--dataset uk_retail ...] [--model ndpp ...] [--seed 0 1 2]
                                   [--chosen FOLDER] [--minutes 9] [--kernels FOLDER] [--quick]

@@ -1,6 +1,7 @@
 """Pictures of chains and kernels: traces and ranks, PSRF against steps, frequencies against exact ones, the kernel.
 
 Each function returns a matplotlib figure and shows nothing: ``figure.savefig("chains.pdf")`` works without a screen.
+:func:`panels` and :func:`style` give figures of your own the same style.
 """
 
 from collections.abc import Sequence
@@ -13,28 +14,16 @@ from jax.typing import ArrayLike
 from numpyro_ndpp.base import SubsetDistribution
 from numpyro_ndpp.checks import check_distribution
 from numpyro_ndpp.diagnostics import MixingTime, running_psrf
+from numpyro_ndpp.figure_style import attraction_map, panels, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["plot_chains", "plot_fit_check", "plot_inclusion", "plot_kernel", "plot_psrf"]
+__all__ = ["panels", "plot_chains", "plot_fit_check", "plot_inclusion", "plot_kernel", "plot_psrf", "style"]
 
 # More chains than this have one colour: nobody can tell twenty colours apart.
 _MOST_COLOURS = 10
 _RANK_BINS = 20
-
-
-def _figure(*shape: int, **settings: Any) -> tuple["Figure", np.ndarray]:
-    """A figure apart from pyplot: it needs no screen, and is freed with its last reference."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(layout="constrained", figsize=settings.pop("figsize"))
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(*shape, squeeze=False, **settings)
-    for plot in axes.flat:
-        plot.spines[["top", "right"]].set_visible(False)
-    return figure, axes
 
 
 def _variable(data: Any, name: str) -> np.ndarray:
@@ -55,7 +44,7 @@ def plot_chains(data: Any) -> "Figure":
     """
     quantities = {"log det $L_S$": _variable(data, "log_det"), "size": _variable(data, "size")}
     quantities = {name: x for name, x in quantities.items() if name != "size" or (x != x[0, 0]).any()}
-    figure, axes = _figure(len(quantities), 2, figsize=(10, 2.8 * len(quantities)), width_ratios=[3, 2])
+    figure, axes = panels(len(quantities), 2, figsize=(10, 2.8 * len(quantities)), width_ratios=[3, 2])
     for (name, x), (trace, ranks) in zip(quantities.items(), axes, strict=True):
         num_chains, num_draws = x.shape
         few = num_chains <= _MOST_COLOURS
@@ -98,7 +87,7 @@ def plot_psrf(result: MixingTime | Any) -> "Figure":
     else:
         psrf, threshold, first = running_psrf(_variable(result, "log_det")), 1.1, None
         thin = int(result["posterior"].attrs.get("thin", 1))
-    figure, [[plot]] = _figure(1, 1, figsize=(6, 3.6))
+    figure, [[plot]] = panels(1, 1, figsize=(6, 3.6))
     steps = thin * np.arange(1, len(psrf) + 1)
     shown = np.isfinite(psrf)
     plot.plot(steps[shown], psrf[shown], linewidth=1.4)
@@ -122,7 +111,7 @@ def plot_inclusion(data: Any) -> "Figure":
     """
     included = _variable(data, "included")
     exact = np.asarray(data["constant_data"]["inclusion_probs"].values)
-    figure, [[plot]] = _figure(1, 1, figsize=(4.6, 4.4))
+    figure, [[plot]] = panels(1, 1, figsize=(4.6, 4.4))
     of_chains = included.mean(axis=1)
     mean = of_chains.mean(axis=0)
     low, high = np.quantile(of_chains, [0.1, 0.9], axis=0)
@@ -167,7 +156,7 @@ def pair_correlations(dist: SubsetDistribution, items: ArrayLike) -> np.ndarray:
 def plot_kernel(
     dist: SubsetDistribution, items: ArrayLike | None = None, names: Sequence[str] | None = None
 ) -> "Figure":
-    """A map of which items attract (green) and repel (pink): the correlation of their indicators.
+    """A map of which items attract (blue) and repel (vermilion): the correlation of their indicators.
 
     Items that attract and repel alike stand together.
 
@@ -195,10 +184,10 @@ def plot_kernel(
     places = range(len(chosen))
 
     size = 2.2 + 0.26 * len(chosen)
-    figure, [[plot]] = _figure(1, 1, figsize=(size + 1.2, size))
+    figure, [[plot]] = panels(1, 1, figsize=(size + 1.2, size))
     limit = max(np.abs(matrix).max(), 1e-3)
     shown = np.ma.masked_array(matrix, np.eye(len(chosen)) > 0)
-    image = plot.imshow(shown, cmap="PiYG", vmin=-limit, vmax=limit)
+    image = plot.imshow(shown, cmap=attraction_map(), vmin=-limit, vmax=limit)
     plot.set_facecolor("0.93")
     plot.set_xticks(places, labels, rotation=90, fontsize=8)
     plot.set_yticks(places, labels, fontsize=8)
@@ -229,7 +218,7 @@ def plot_fit_check(check: Any) -> "Figure":
 
     :param check: from :func:`numpyro_ndpp.fit_checks.check_fit`.
     """
-    figure, [[sizes, items], [pairs, worst]] = _figure(2, 2, figsize=(10, 8))
+    figure, [[sizes, items], [pairs, worst]] = panels(2, 2, figsize=(10, 8))
     part = check.each_size
     number = np.arange(len(part.observed))
     error = 2 * np.sqrt(part.expected * (1 - part.expected / check.num_baskets))

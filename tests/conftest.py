@@ -8,7 +8,8 @@ from pathlib import Path
 # There is a worker for every core. The threads of the linear algebra would wait for each other, spinning.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Batches of kernels are prepared by several batches of factorisations, which wait for each other forever if there are
-# as many as threads (docs/explanation/numerics.md). What must never need this runs with two threads in test_standing_still.py.
+# as many as threads (docs/explanation/numerics.md). What must never need this runs with two threads, in
+# test_standing_still.py.
 os.environ.setdefault("NPROC", "8")
 if os.environ.get("NUMPYRO_NDPP_TESTS") == "quick":
     # What is compiled runs once. `make test-slow` compiles as users do.

@@ -1,0 +1,92 @@
+"""Runs the tutorials as they stand on the page: every ```python block from top to bottom, in one namespace.
+
+    python docs/run_pages.py             # runs all tutorials and writes what they print and draw into the pages
+    python docs/run_pages.py --check     # runs them and compares; exits with 1 where a page shows something else
+    python docs/run_pages.py baskets     # one page
+
+What a block prints stands in the ```text block after it. Every new figure that a block names ``figure`` is saved, as
+figures/PAGE_1.svg, figures/PAGE_2.svg, ..., for the page to show. A check compares what is printed up to its numbers,
+which differ from machine to machine, and asks that the page shows every figure. Every page runs in a process of its
+own, as a reader's script would.
+"""
+
+import argparse
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+PAGES = sorted((DOCS / "tutorials").glob("*.md"))
+BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<output>.*?)```\n)?", re.DOTALL)
+NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?%?|\s+")
+
+
+def words(text: str) -> str:
+    """The text without its numbers and white space."""
+    return NUMBER.sub(" ", text).replace("  ", " ").strip()
+
+
+def run_page(page: Path, check: bool) -> None:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    matplotlib.use("agg")
+    text = page.read_text(encoding="utf-8")
+    names: dict[str, object] = {"__name__": "__main__"}
+    figures: list[Figure] = []
+
+    def run_block(match: re.Match[str]) -> str:
+        line = text.count("\n", 0, match.start("code")) + 1
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile("\n" * (line - 1) + match["code"], page, "exec"), names)
+        figure = names.get("figure")
+        if isinstance(figure, Figure) and figure not in figures:
+            figures.append(figure)
+            name = f"{page.stem}_{len(figures)}.svg"
+            if f"figures/{name}" not in text:
+                sys.exit(f"{page.name}, line {line}: figure {name} is drawn and not shown")
+            if not check:
+                figure.savefig(DOCS / "figures" / name, metadata={"Date": None})
+        output = "\n".join(each.rstrip() for each in printed.getvalue().splitlines()).rstrip("\n")
+        if check and words(output) != words(match["output"] or ""):
+            sys.exit(f"{page.name}, line {line}: the block prints\n{output}\nand the page shows\n{match['output']}")
+        shown = f"\n```text\n{output}\n```\n" if output else ""
+        return f"```python\n{match['code']}```\n{shown}"
+
+    matplotlib.rcParams["svg.hashsalt"] = page.stem  # the same figure is the same file
+    new = BLOCK.sub(run_block, text)
+    if not check:
+        page.write_text(new, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="*", help="names of tutorials; by default all")
+    parser.add_argument("--check", action="store_true", help="write nothing; compare")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # one page, in this process
+    arguments = parser.parse_args()
+    pages = [page for page in PAGES if not arguments.pages or page.stem in arguments.pages]
+    if unknown := set(arguments.pages) - {page.stem for page in pages}:
+        parser.error(f"no such tutorial: {', '.join(sorted(unknown))}; there are {', '.join(p.stem for p in PAGES)}")
+    if arguments.here:
+        run_page(pages[0], arguments.check)
+        return
+    failed = []
+    for page in pages:
+        begun = time.perf_counter()
+        command = [sys.executable, __file__, "--here", page.stem, *(["--check"] if arguments.check else [])]
+        if subprocess.run(command, env=os.environ | {"TQDM_DISABLE": "1"}, check=False).returncode:
+            failed.append(page.stem)
+        print(f"{page.stem}: {time.perf_counter() - begun:.0f} s", flush=True)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
