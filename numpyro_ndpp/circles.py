@@ -182,20 +182,22 @@ def _one_by_one(poly: Pencil, nodes: _Nodes) -> tuple[Array, Array]:
     size, number, dtype = len(poly.linear), len(nodes.angle), poly.linear.dtype
     chunk = min(number, max(1, platform().circle_chunk_bytes // (2 * dtype.itemsize * size**2)))
     t = jnp.exp(nodes.log_radius) * lax.complex(jnp.cos(nodes.angle), jnp.sin(nodes.angle))
-    t = jnp.where(nodes.is_single, t, 0.0)
+    identity = jnp.eye(size, dtype=t.dtype)
     t, needed = (jnp.pad(array, (0, -number % chunk)).reshape(-1, chunk) for array in (t, nodes.is_single))
 
-    def compute(t: Array) -> tuple[Array, Array]:
-        sign, log_abs = jnp.linalg.slogdet(poly.constant + t[:, None, None] * poly.linear)
+    def compute(t: Array, needed: Array) -> tuple[Array, Array]:
+        # At a node that is not needed f may vanish, and its derivatives would be no numbers.
+        matrices = jnp.where(needed[:, None, None], poly.constant + t[:, None, None] * poly.linear, identity)
+        sign, log_abs = jnp.linalg.slogdet(matrices)
         return jnp.angle(sign), log_abs
 
-    def nothing(t: Array) -> tuple[Array, Array]:
+    def nothing(t: Array, needed: Array) -> tuple[Array, Array]:
         return jnp.zeros(t.shape, dtype), jnp.zeros(t.shape, dtype)
 
     if len(t) == 1:
-        angle, log_abs = compute(t[0])
+        angle, log_abs = compute(t[0], needed[0])
     else:
-        angle, log_abs = lax.map(lambda chunk: lax.cond(jnp.any(chunk[1]), compute, nothing, chunk[0]), (t, needed))
+        angle, log_abs = lax.map(lambda chunk: lax.cond(jnp.any(chunk[1]), compute, nothing, *chunk), (t, needed))
     return angle.reshape(-1)[:number], log_abs.reshape(-1)[:number]
 
 
