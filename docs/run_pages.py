@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
-PAGES = sorted((DOCS / "tutorials").glob("*.md"))
+PAGES = [DOCS / "quickstart.md", *sorted((DOCS / "tutorials").glob("*.md"))]
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<output>.*?)```\n)?", re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?%?|\s+")
 
