@@ -42,7 +42,7 @@ ifeq ($(PY311),)
 else
 	$(MAKE) .venv-oldest/.created VENV=.venv-oldest PYTHON=$(PY311)
 	.venv-oldest/bin/python .ci/oldest_versions.py > .venv-oldest/constraints.txt
-	PIP_CONSTRAINT=.venv-oldest/constraints.txt $(MAKE) .venv-oldest/.installed-test VENV=.venv-oldest
+	PIP_CONSTRAINT=$(CURDIR)/.venv-oldest/constraints.txt $(MAKE) .venv-oldest/.installed-test VENV=.venv-oldest
 	$(QUICK) .venv-oldest/bin/python -m pytest -m "not slow" -n auto --dist loadfile \
 		-W ignore::DeprecationWarning $(OLDEST_TESTS)
 endif
