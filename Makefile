@@ -4,9 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-py312 test-slow fuzz lint format docs benchmark clean
+.PHONY: demo test test-py312 test-oldest test-slow fuzz lint format docs benchmark release-check clean
 
-demo: $(VENV)/.installed-examples
+demo: $(VENV)/.installed
 	$(BIN)/python examples/basket_completion.py
 
 # Most of a quick test is compilation of what runs once. Here XLA compiles without optimisation (tests/conftest.py);
@@ -16,15 +16,35 @@ QUICK := NUMPYRO_NDPP_TESTS=quick
 test: $(VENV)/.installed-test
 	$(QUICK) $(BIN)/python -m pytest -m "not slow" -n auto --dist loadfile
 
+# An interpreter by its version, on the path or of pyenv; nothing where there is none.
+find-python = $(shell for python in python$(1) "$$(pyenv prefix $(1) 2>/dev/null)/bin/python"; do \
+	"$$python" -c 'import sys; assert "%d.%d" % sys.version_info[:2] == "$(1)"; print(sys.executable)' 2>/dev/null \
+	&& break; done)
+
 # The other major of ArviZ, which comes with Python 3.12: what depends on it, where that interpreter exists.
-PY312 := $(shell for python in python3.12 "$$(pyenv prefix 3.12 2>/dev/null)/bin/python"; do \
-	"$$python" -c 'import sys; assert sys.version_info[:2] == (3, 12); print(sys.executable)' 2>/dev/null && break; done)
+PY312 = $(call find-python,3.12)
 test-py312:
 ifeq ($(PY312),)
 	@echo "no Python 3.12 here: left out"
 else
 	$(MAKE) .venv-py312/.installed-test VENV=.venv-py312 PYTHON=$(PY312)
 	$(QUICK) .venv-py312/bin/python -m pytest -m "not slow" -n auto tests/test_diagnostics.py
+endif
+
+# The oldest versions that pyproject.toml allows, on the oldest Python: what touches NumPyro, JAX, ArviZ, SciPy, pandas
+# and matplotlib most. Old versions are deprecated users of their own dependencies, which are new.
+PY311 = $(call find-python,3.11)
+OLDEST_TESTS := $(addprefix tests/test_,package.py distributions.py numpyro_contract.py diagnostics.py updown.py \
+	learning.py fits.py fit_checks.py baskets.py)
+test-oldest:
+ifeq ($(PY311),)
+	@echo "no Python 3.11 here: left out"
+else
+	$(MAKE) .venv-oldest/.created VENV=.venv-oldest PYTHON=$(PY311)
+	.venv-oldest/bin/python .ci/oldest_versions.py > .venv-oldest/constraints.txt
+	PIP_CONSTRAINT=$(CURDIR)/.venv-oldest/constraints.txt $(MAKE) .venv-oldest/.installed-test VENV=.venv-oldest
+	$(QUICK) .venv-oldest/bin/python -m pytest -m "not slow" -n auto --dist loadfile \
+		-W ignore::DeprecationWarning $(OLDEST_TESTS)
 endif
 
 test-slow: $(VENV)/.installed-test
@@ -56,6 +76,12 @@ benchmark: $(VENV)/.installed-benchmark
 	$(BIN)/python benchmarks/paper_figures.py
 # On baskets of your own: benchmarks/learning.py takes a folder of them, benchmarks/paper_tables.py the kernels it saves.
 
+# Builds the package, looks into it, installs it into empty environments and uses it there, on every Python that exists
+# here of those that pyproject.toml names. On one alone: make release-check VERSIONS=3.12, or VERSIONS=here.
+VERSIONS ?=
+release-check: $(VENV)/.installed-release
+	$(BIN)/python .ci/release_check.py $(VERSIONS)
+
 $(VENV)/.created:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
@@ -70,4 +96,4 @@ $(VENV)/.installed-%: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-py312 docs/_build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-py312 .venv-oldest docs/_build .pytest_cache .mypy_cache .ruff_cache

@@ -1,5 +1,7 @@
 """Subsets as random variables in NumPyro: nonsymmetric determinantal point processes."""
 
+from importlib.metadata import PackageNotFoundError, version
+
 from numpyro_ndpp.diagnostics import ConvergenceWarning, chains_to_arviz, mixing_time, run_chains, summarize_chains
 from numpyro_ndpp.distributions import KNDPP, NDPP
 from numpyro_ndpp.infer import SubsetGibbs
@@ -32,3 +34,8 @@ __all__ = [
     "to_multihot",
     "unpad_subsets",
 ]
+
+try:
+    __version__ = version("numpyro_ndpp")
+except PackageNotFoundError:  # a source tree on the path, which was never installed
+    __version__ = "0+unknown"

@@ -40,6 +40,8 @@ def hold_out(baskets: Any, num: int | None = None, *, seed: int = 0) -> tuple[An
 def _chosen(baskets: Any, places: np.ndarray) -> Any:
     if hasattr(baskets, "iloc"):  # of pandas
         return baskets.iloc[places]
+    if hasattr(baskets, "tocsr"):  # of SciPy, where not every format has rows by number
+        return baskets.tocsr()[places]
     return baskets[places] if hasattr(baskets, "shape") else [baskets[place] for place in places]
 
 

@@ -1,7 +1,7 @@
 """The samplers: small immutable settings objects that turn a kernel and keys into subsets.
 
-All are a :class:`Sampler`: ``prepare(X, W, min_size, max_size)`` gives a pytree, ``sample(state, keys)`` subsets, and
-``failure(state)`` says why a draw was not made.
+All are a :class:`Sampler`: ``prepare(target)`` gives a pytree, ``sample(state, keys)`` subsets, and ``failure(state)``
+says why a draw was not made.
 """
 
 from numpyro_ndpp.samplers.base import Sampler
