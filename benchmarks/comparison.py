@@ -1,6 +1,6 @@
 """This package beside others that do the same: DPPy, TensorFlow Probability, and the papers' way in PyTorch.
 
-    python benchmarks/comparison.py [--quick] [--output docs/tables/comparison.md]
+    OPENBLAS_NUM_THREADS=1 python benchmarks/comparison.py [--quick] [--output docs/tables/comparison.md]
 
 Needs the packages of the extra "benchmark"; TensorFlow Probability (its JAX substrate) is measured where it is there.
 All in one run, in float64. A first result is counted from arrays in memory, with what either side compiles or
@@ -11,8 +11,8 @@ Draws are of symmetric kernels, since the others have no low-rank nonsymmetric o
 size of 15 for draws of any size. 100 draws are one call here and a loop of 100 calls for DPPy, which has no batches.
 Mean sizes of both sides are compared with the exact one. The log-likelihood is that of benchmarks/log_prob.py: n =
 3,941, rank 200, 1,000 baskets of 17 items on average, against a loop over the baskets. Greedy: n = 10⁴, rank 100,
-nonsymmetric, 20 items, against the same recursion as a loop in PyTorch; both have to find the same items. PyTorch has
-one thread: for products this small two wait for each other, for seconds where other work runs beside them.
+nonsymmetric, 20 items, against the same recursion as a loop in PyTorch; both have to find the same items. PyTorch and
+BLAS have one thread: for products this small two wait for each other, for seconds where other work runs beside them.
 
 Counted by hand, float64, d = 50, k = 15 items:
 
