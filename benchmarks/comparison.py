@@ -78,7 +78,9 @@ class Row:
 
 
 def seconds(number: float) -> str:
-    return f"{number:.2g} s" if number >= 1 else duration(number)
+    if number < 1:
+        return duration(number)
+    return f"{number:.2g} s" if number < 10 else f"{number:.0f} s"
 
 
 def ratio(number: float) -> str:
