@@ -74,7 +74,7 @@ _LETTERS = str.maketrans(
 
 def _as_the_converter_reads_it(formula: str) -> str:
     formula = re.sub(r"\\[bB]ig(?![a-z])", "", formula.translate(_LETTERS))  # it knows no sizes of brackets
-    return re.sub(r"\\frac(\w)(\w)", r"\\frac{\1}{\2}", formula)
+    return re.sub(r"\\(t?frac)(\w)(\w)", r"\\\1{\2}{\3}", formula)
 
 
 def _write_mathml(translator: Any, node: nodes.math | nodes.math_block) -> None:
