@@ -5,8 +5,9 @@ The values f(t) = det(A + t B) on a circle of radius r give the coefficients
 .. math:: e_k = \frac1N \sum_j f(t_j)\, t_j^{-k}, \qquad t_j = r e^{2\pi i (j+½)/N} ,
 
 to rounding over P_r(k) = e_k rᵏ / f(r), the probability of size k under the kernel scaled by r. So one circle serves
-all sizes that are not too unlikely at its radius, some six standard deviations of them, and a few circles serve all. On
-each of them f falls off as a Gaussian away from the real axis: nodes where nothing is left of it are not computed.
+all sizes that are not too unlikely at its radius, some three standard deviations to either side, and a few circles
+serve all. On each of them f falls off as a Gaussian away from the real axis: nodes where nothing is left of it are not
+computed.
 
 The derivative of log e_k is a sum over the same nodes of tr((A + t B)⁻¹ d(A + t B)): J nodes are O(J d³), for all sizes
 together.

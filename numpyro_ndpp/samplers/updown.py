@@ -4,7 +4,7 @@ The size is drawn first, exactly, where it varies; then the walk takes k² steps
 of positive probability.
 
 Reference: Han, Gartrell, Dohmatob and Karbasi (2022), *Scalable MCMC sampling for nonsymmetric determinantal point
-processes*, ICML, Algorithm 2.
+processes*, ICML, Algorithms 1, 2 and 4.
 """
 
 from dataclasses import dataclass
