@@ -19,7 +19,7 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
 ]
-exclude_patterns = ["tables/*", "_build"]
+exclude_patterns = ["_build"]
 myst_enable_extensions = ["amsmath", "dollarmath"]
 
 html_theme = "furo"

@@ -1,11 +1,16 @@
-"""The walker over the built documentation finds each kind of fault, on small sites made up for it."""
+"""The documentation as it is shown: a walk over the site finds each kind of fault, and tables are written in place.
+
+The sites and pages are small and made up for the tests; ``make docs`` walks over the real one.
+"""
 
 import runpy
 from pathlib import Path
 
 import pytest
 
-check = runpy.run_path(str(Path(__file__).parent.parent / "docs" / "check_site.py"))["check"]
+ROOT = Path(__file__).parent.parent
+check = runpy.run_path(str(ROOT / "docs" / "check_site.py"))["check"]
+write_table = runpy.run_path(str(ROOT / "benchmarks" / "tables.py"))["write_table"]
 
 INDEX = (
     '<html><head><link rel="stylesheet" href="style.css"></head><body><a href="guides/one.html">one</a></body></html>'
@@ -92,3 +97,30 @@ def test_a_font_of_another_host_in_a_style_sheet_is_found(tmp_path):
 
 def test_a_folder_without_a_site_is_a_fault(tmp_path):
     assert check(tmp_path) == [f"index.html: not in {tmp_path.resolve()}"]
+
+
+def test_a_table_is_written_into_its_place_on_a_page(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Title\n\n<!-- table: one -->\nold\n<!-- end -->\n\n<!-- table: two -->\n<!-- end -->\n\nThe end.\n"
+    )
+    for _ in range(2):  # a second time replaces the first
+        write_table(Path(f"{page}#one"), ["| a \\* |", "|---|", ""])
+        write_table(Path(f"{page}#two"), ["", "| b |"])
+    assert page.read_text() == (
+        "# Title\n\n<!-- table: one -->\n\n| a \\* |\n|---|\n\n<!-- end -->\n\n"
+        "<!-- table: two -->\n\n| b |\n\n<!-- end -->\n\nThe end.\n"
+    )
+
+
+def test_a_table_without_its_place_is_an_error(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table: one -->\n<!-- end -->\n")
+    with pytest.raises(ValueError, match=r"must have one place <!-- table: two --> ... <!-- end -->, got 0"):
+        write_table(Path(f"{page}#two"), ["| b |"])
+
+
+def test_a_table_is_written_to_a_file_of_its_own(tmp_path):
+    write_table(tmp_path / "new" / "table.md", ["| a |", ""])
+    assert (tmp_path / "new" / "table.md").read_text() == "| a |\n"
+    write_table(None, ["| a |"])
