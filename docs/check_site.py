@@ -38,7 +38,9 @@ class Page(HTMLParser):
     def __post_init__(self) -> None:
         super().__init__()
         self._open: list[str] = []  # the tags around what is read, "verbatim" for those that hold no prose
-        self.feed(self.path.read_text(encoding="utf-8"))
+        text = self.path.read_text(encoding="utf-8")
+        self.empty_formulas = len(re.findall(r"<math[^>]*>\s*</math>", text))
+        self.feed(text)
         self.close()
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
@@ -103,6 +105,8 @@ def faults_of_loads(page: Page) -> Iterator[str]:
 
 
 def faults_of_prose(page: Page) -> Iterator[str]:
+    if page.empty_formulas:
+        yield f"empty formulas: {page.empty_formulas}"
     for text in page.prose:
         for what, pattern in RAW.items():
             if found := pattern.search(text):

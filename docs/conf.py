@@ -28,6 +28,8 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_title = f"{project} {release}"
 html_copy_source = False
+highlight_language = "text"  # a block that names no language is what a program prints, or a command
+toc_object_entries_show_parents = "hide"
 html_show_copyright = False
 
 autodoc_member_order = "bysource"
@@ -41,13 +43,14 @@ def _document_lazy_properties(app: Any) -> None:
     """Turn NumPyro's lazy properties into properties: autodoc takes them for methods."""
     from numpyro.distributions.util import lazy_property
 
-    from numpyro_ndpp import distributions
+    from numpyro_ndpp import NDPP, SizedNDPP
+    from numpyro_ndpp.distributions import FactorNDPP
 
-    for value in vars(distributions).values():
-        if isinstance(value, type) and value.__module__ == distributions.__name__:
-            for name, member in list(vars(value).items()):
+    for cls in (*NDPP.__mro__, *SizedNDPP.__mro__, *FactorNDPP.__mro__):
+        if cls.__module__.startswith("numpyro_ndpp."):
+            for name, member in list(vars(cls).items()):
                 if isinstance(member, lazy_property):
-                    setattr(value, name, property(member.wrapped))
+                    setattr(cls, name, property(member.wrapped))
 
 
 def _join_parameters(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
@@ -88,8 +91,27 @@ def _write_mathml(translator: Any, node: nodes.math | nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def _keep_together(app: Any, doctree: nodes.document) -> None:
+    """Keep a formula and what touches it, such as a comma, in one line: browsers break lines between the two."""
+    for formula in list(doctree.findall(nodes.math)):
+        place = formula.parent.index(formula)
+        before, after = (formula.parent[i] if 0 <= i < len(formula.parent) else None for i in (place - 1, place + 1))
+        touching = re.search(r"\S*$", before)[0] if isinstance(before, nodes.Text) else ""
+        following = re.match(r"\S*", after)[0] if isinstance(after, nodes.Text) else ""
+        if touching or following:
+            together = nodes.inline(
+                "", nodes.Text(touching), formula.deepcopy(), nodes.Text(following), classes=["together"]
+            )
+            formula.replace_self(together)
+            if touching:
+                before.parent.replace(before, nodes.Text(before[: -len(touching)]))
+            if following:
+                after.parent.replace(after, nodes.Text(after[len(following) :]))
+
+
 def setup(app: Any) -> None:
     # Browsers draw MathML themselves: no script, no network.
     app.add_html_math_renderer("mathml", (_write_mathml, None), (_write_mathml, None))
     app.connect("autodoc-process-docstring", _join_parameters)
     app.connect("builder-inited", _document_lazy_properties)
+    app.connect("doctree-read", _keep_together)

@@ -65,6 +65,7 @@ def test_a_whole_site_has_no_faults(tmp_path, body):
         ("so $x + 1$ is", "formula shown as text: 'so $x + 1$ is'"),
         (r"so \frac12 is", r"formula shown as text: 'so \\frac12 is'"),
         (r'<img src="../picture.png" alt="\det L">', r"formula shown as text: '\\det L'"),
+        ('<math display="block"> </math>', "empty formulas: 1"),
         ("```{note}", "directive shown as text: '```{note}'"),
         (":::", "directive shown as text: ':::'"),
         (".. autofunction:: fit", "directive shown as text: '.. autofunction:: fit'"),
