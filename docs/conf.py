@@ -77,7 +77,16 @@ _LETTERS = str.maketrans(
 
 def _as_the_converter_reads_it(formula: str) -> str:
     formula = re.sub(r"\\[bB]ig(?![a-z])", "", formula.translate(_LETTERS))  # it knows no sizes of brackets
-    return re.sub(r"\\frac(\w)(\w)", r"\\frac{\1}{\2}", formula)
+    formula = re.sub(r"\\(t?)frac(\w)(\w)", r"\\\1frac{\2}{\3}", formula)
+    # It does not know which bars of |S| open and which close.
+    formula = re.sub(r"(?<!\\)\|(?=\S)([^|()]*?)(?<=[^\s\\])\|", r"\\lvert \1 \\rvert ", formula)
+    # It sets functions without the thin space that LaTeX leaves before a letter: "det L", "k log n".
+    formula = re.sub(r"(?<=[\w}]) *(?=\\(?:det|log)\b)", r"\\,", formula)
+    return re.sub(r"(\\(?:det|log|min|max|sin)) *(?=[A-Za-z0-9]|\\(?!left|begin|,)[a-z])", r"\1\\,", formula)
+
+
+# Bars that open and close, in MathML; a browser would take them for operators if they stand between other things.
+_BARS = re.compile(r'<mo class="mathopen">([|‖])</mo>(.*?)<mo>\1</mo>', re.DOTALL)
 
 
 def _write_mathml(translator: Any, node: nodes.math | nodes.math_block) -> None:
@@ -87,6 +96,9 @@ def _write_mathml(translator: Any, node: nodes.math | nodes.math_block) -> None:
     except MathError as error:
         logging.getLogger(__name__).warning("formula %r: %s", node.astext(), error, location=node)
         raise nodes.SkipNode from error
+    formula = _BARS.sub(
+        r'<mo form="prefix" stretchy="false">\1</mo>\2<mo form="postfix" stretchy="false">\1</mo>', formula
+    )
     translator.body.append(f'<div class="formula">{formula}</div>' if as_block else formula)
     raise nodes.SkipNode
 
@@ -109,9 +121,18 @@ def _keep_together(app: Any, doctree: nodes.document) -> None:
                 after.parent.replace(after, nodes.Text(after[len(following) :]))
 
 
+def _without_last_line(app: Any, doctree: nodes.document) -> None:
+    """Drop the empty line at the end of a block of code: doctest asks for it, readers do not."""
+    for block in doctree.findall(nodes.literal_block):
+        if block.rawsource == block.astext():
+            block.rawsource = block.rawsource.rstrip()
+            block[:] = [nodes.Text(block.rawsource)]
+
+
 def setup(app: Any) -> None:
     # Browsers draw MathML themselves: no script, no network.
     app.add_html_math_renderer("mathml", (_write_mathml, None), (_write_mathml, None))
     app.connect("autodoc-process-docstring", _join_parameters)
     app.connect("builder-inited", _document_lazy_properties)
     app.connect("doctree-read", _keep_together)
+    app.connect("doctree-read", _without_last_line)
