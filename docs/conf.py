@@ -78,7 +78,10 @@ _LETTERS = str.maketrans(
 def _as_the_converter_reads_it(formula: str) -> str:
     formula = re.sub(r"\\[bB]ig(?![a-z])", "", formula.translate(_LETTERS))  # it knows no sizes of brackets
     formula = re.sub(r"\\(t?)frac(\w)(\w)", r"\\\1frac{\2}{\3}", formula)
+    # It spaces the comma of 3{,}941 as if it stood between two numbers.
+    formula = re.sub(r"\d+(?:\{,\}\d{3})+", lambda number: rf"\text{{{number[0].replace('{,}', ',')}}}", formula)
     # It does not know which bars of |S| open and which close.
+    formula = re.sub(r"\\\|(.*?)\\\|", r"\\lVert \1 \\rVert ", formula)
     formula = re.sub(r"(?<!\\)\|(?=\S)([^|()]*?)(?<=[^\s\\])\|", r"\\lvert \1 \\rvert ", formula)
     # It sets functions without the thin space that LaTeX leaves before a letter: "det L", "k log n".
     formula = re.sub(r"(?<=[\w}]) *(?=\\(?:det|log)\b)", r"\\,", formula)
@@ -121,6 +124,15 @@ def _keep_together(app: Any, doctree: nodes.document) -> None:
                 after.parent.replace(after, nodes.Text(after[len(following) :]))
 
 
+def _keep_numbers_whole(app: Any, doctree: nodes.document) -> None:
+    """Break no line within a number of a table, and none between ± and the error."""
+    for cell in doctree.findall(nodes.entry):
+        for text in list(cell.findall(nodes.Text)):
+            text.parent.replace(text, nodes.Text(text.replace("± ", "±\N{NO-BREAK SPACE}")))
+        if re.fullmatch(r"[-−]?[.\d][^±]{,17}", cell.astext()):
+            cell["classes"].append("together")
+
+
 def _without_last_line(app: Any, doctree: nodes.document) -> None:
     """Drop the empty line at the end of a block of code: doctest asks for it, readers do not."""
     for block in doctree.findall(nodes.literal_block):
@@ -135,4 +147,5 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", _join_parameters)
     app.connect("builder-inited", _document_lazy_properties)
     app.connect("doctree-read", _keep_together)
+    app.connect("doctree-read", _keep_numbers_whole)
     app.connect("doctree-read", _without_last_line)
