@@ -7,6 +7,7 @@ from typing import Any
 
 from docutils import nodes
 from docutils.utils.math import MathError, latex2mathml
+from sphinx import addnodes
 from sphinx.util import logging
 
 _metadata = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -23,6 +24,7 @@ exclude_patterns = ["_build"]
 myst_enable_extensions = ["amsmath", "dollarmath"]
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_math_renderer = "mathml"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
@@ -57,6 +59,17 @@ def _join_parameters(app: Any, what: str, name: str, obj: Any, options: Any, lin
     """Write ":param V, B, D:" without spaces: Sphinx would take all but the last for a type."""
     several = re.compile(r"(?<=:param )\w+(, \w+)+(?=:)")
     lines[:] = [several.sub(lambda names: names[0].replace(" ", ""), line) for line in lines]
+
+
+def _part_parameters(app: Any, doctree: nodes.document) -> None:
+    """Give the names that were joined for Sphinx their spaces back."""
+    for names in doctree.findall(addnodes.literal_strong):
+        names[:] = [nodes.Text(names.astext().replace(",", ", "))]
+
+
+def _without_field_numbers(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Drop what Python says of a named tuple's field, "Alias for field number 0"."""
+    lines[:] = [line for line in lines if not line.startswith("Alias for field number")]
 
 
 # Docstrings write mathematics with its own letters, to be read in a terminal; the converter knows their LaTeX names.
@@ -109,19 +122,19 @@ def _write_mathml(translator: Any, node: nodes.math | nodes.math_block) -> None:
 def _keep_together(app: Any, doctree: nodes.document) -> None:
     """Keep a formula and what touches it, such as a comma, in one line: browsers break lines between the two."""
     for formula in list(doctree.findall(nodes.math)):
-        place = formula.parent.index(formula)
-        before, after = (formula.parent[i] if 0 <= i < len(formula.parent) else None for i in (place - 1, place + 1))
-        touching = re.search(r"\S*$", before)[0] if isinstance(before, nodes.Text) else ""
+        line = formula.parent
+        place = next(i for i, node in enumerate(line) if node is formula)
+        before = line[place - 1] if place > 0 else None
+        after = line[place + 1] if place + 1 < len(line) else None
+        touching = re.search(r"\S*\Z", before)[0] if isinstance(before, nodes.Text) else ""
         following = re.match(r"\S*", after)[0] if isinstance(after, nodes.Text) else ""
+        if following:
+            line[place + 1] = nodes.Text(after[len(following) :])
+        if touching:
+            line[place - 1] = nodes.Text(before[: -len(touching)])
         if touching or following:
-            together = nodes.inline(
-                "", nodes.Text(touching), formula.deepcopy(), nodes.Text(following), classes=["together"]
-            )
-            formula.replace_self(together)
-            if touching:
-                before.parent.replace(before, nodes.Text(before[: -len(touching)]))
-            if following:
-                after.parent.replace(after, nodes.Text(after[len(following) :]))
+            parts = nodes.Text(touching), formula.deepcopy(), nodes.Text(following)
+            line[place] = nodes.inline("", "", *parts, classes=["together"])
 
 
 def _keep_numbers_whole(app: Any, doctree: nodes.document) -> None:
@@ -145,6 +158,8 @@ def setup(app: Any) -> None:
     # Browsers draw MathML themselves: no script, no network.
     app.add_html_math_renderer("mathml", (_write_mathml, None), (_write_mathml, None))
     app.connect("autodoc-process-docstring", _join_parameters)
+    app.connect("autodoc-process-docstring", _without_field_numbers)
+    app.connect("doctree-read", _part_parameters)
     app.connect("builder-inited", _document_lazy_properties)
     app.connect("doctree-read", _keep_together)
     app.connect("doctree-read", _keep_numbers_whole)
