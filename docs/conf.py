@@ -41,6 +41,15 @@ autodoc_inherit_docstrings = False
 autodoc_typehints = "none"
 
 
+def _make_contents(app: Any, page: str, source: list[str]) -> None:
+    """Turn ``<!-- contents: CAPTION``, names of pages, ``-->`` into a toctree.
+
+    Code hosts show a directive as code, and a comment not at all.
+    """
+    toctree = r"```{toctree}\n:hidden:\n:caption: \1\n\n\2```"
+    source[0] = re.sub(r"<!-- contents: (.*)\n([^>]*)-->", toctree, source[0])
+
+
 def _document_lazy_properties(app: Any) -> None:
     """Turn NumPyro's lazy properties into properties: autodoc takes them for methods."""
     from numpyro.distributions.util import lazy_property
@@ -157,6 +166,7 @@ def _without_last_line(app: Any, doctree: nodes.document) -> None:
 def setup(app: Any) -> None:
     # Browsers draw MathML themselves: no script, no network.
     app.add_html_math_renderer("mathml", (_write_mathml, None), (_write_mathml, None))
+    app.connect("source-read", _make_contents)
     app.connect("autodoc-process-docstring", _join_parameters)
     app.connect("autodoc-process-docstring", _without_field_numbers)
     app.connect("doctree-read", _part_parameters)
