@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-py312 test-oldest test-slow fuzz lint format docs benchmark release-check clean
+.PHONY: demo test test-py312 test-oldest test-slow fuzz lint format docs pages benchmark release-check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/basket_completion.py
@@ -68,6 +68,12 @@ format: $(VENV)/.installed-lint
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+	$(BIN)/python docs/check_site.py docs/_build/html
+	$(BIN)/python docs/run_pages.py --check
+
+# Runs the tutorials and writes what they print and draw into the pages; make docs only compares.
+pages: $(VENV)/.installed-docs
+	$(BIN)/python docs/run_pages.py
 
 benchmark: $(VENV)/.installed-benchmark
 	$(BIN)/python benchmarks/log_prob.py

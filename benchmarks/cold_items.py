@@ -1,7 +1,8 @@
 """Items that no training basket has: where they stand among what may join a basket, by their features.
 
-    python benchmarks/cold_items.py --data FOLDER --out FILE.json [--table FILE.md] [--only uk_retail] [--splits 3]
-                                    [--rank 100 100] [--steps 2000] [--max-size 100] [--baskets N] [--quick]
+    python benchmarks/cold_items.py --data FOLDER --out FILE.json [--table docs/guides/cold_items.md#cold_items]
+                                    [--only uk_retail] [--splits 3] [--rank 100 100] [--steps 2000] [--max-size 100]
+                                    [--baskets N] [--quick]
 
 FOLDER holds ``uk_retail.npz`` and ``whats_cooking.npz`` (:func:`numpyro_ndpp.datasets.load_baskets`); nothing else is
 needed. The protocol, for each file and each split:

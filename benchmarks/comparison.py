@@ -1,6 +1,6 @@
 """This package beside others that do the same: DPPy, TensorFlow Probability, and the papers' way in PyTorch.
 
-    OPENBLAS_NUM_THREADS=1 python benchmarks/comparison.py [--quick] [--output docs/tables/comparison.md]
+    OPENBLAS_NUM_THREADS=1 python benchmarks/comparison.py [--quick] [--output docs/explanation/comparison.md#comparison]
 
 Needs the packages of the extra "benchmark"; TensorFlow Probability (its JAX substrate) is measured where it is there.
 All in one run, in float64. A first result is counted from arrays in memory, with what either side compiles or
@@ -216,7 +216,7 @@ def greedy_row(n: int, d: int, k: int) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="file to write the table to, as Markdown")
+    parser.add_argument("--output", type=Path, help="write the table to this file, or PAGE.md#NAME")
     parser.add_argument("--quick", action="store_true", help="draws at n = 1,000 only")
     parser.add_argument("--remark", default="", help="what else there is to say about the machine")
     arguments = parser.parse_args()

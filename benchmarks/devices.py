@@ -1,6 +1,6 @@
 """One, two, four and eight devices: a gradient step, draws of a sharded catalogue, and draws in parallel.
 
-    python benchmarks/devices.py [--out devices.json] [--output docs/tables/devices.md] [--quick]
+    python benchmarks/devices.py [--out devices.json] [--output docs/guides/many_devices.md#devices] [--quick]
 
 The devices are virtual ones of a CPU, each with one thread, so that eight of them take eight cores of sixteen. Each
 number of devices has a process of its own. Rows:
@@ -179,7 +179,7 @@ def table(rows: list[dict]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the numbers to this file, as JSON")
-    parser.add_argument("--output", type=Path, help="write the table to this file")
+    parser.add_argument("--output", type=Path, help="where to write the table: FILE.md, or PAGE.md#NAME")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)

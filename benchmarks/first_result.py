@@ -1,10 +1,11 @@
 """How long a new user waits: the first result of everyday calls, compilation included, and the same call again.
 
-    python benchmarks/first_result.py [--only NAME] [--output docs/tables/first_result.md]
+    python benchmarks/first_result.py [--only NAME] [--output docs/explanation/benchmarks.md#first_result]
 
 Each row is a process of its own, float32, no compilation cache: the package and JAX are imported before the clock runs,
-the law is made and the call made three times, with other keys. "Programs" counts what XLA compiled until the first
-result, "lines" how long these programs are before XLA sees them: seconds follow the lines, at some 1.5 to 2 ms each.
+the distribution is made and the call made three times, with other keys. "Programs" counts what XLA compiled until the
+first result, "lines" how long these programs are before XLA sees them: seconds follow the lines, at some 1.5 to 2 ms
+each.
 """
 
 import argparse
@@ -162,7 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=ROWS, help="measure one row and print it")
     parser.add_argument("--inside", choices=ROWS, help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path, help="write the table to this file")
+    parser.add_argument("--output", type=Path, help="where to write the table: FILE.md, or PAGE.md#NAME")
     arguments = parser.parse_args()
     if arguments.inside:
         print(json.dumps(measure(arguments.inside)))

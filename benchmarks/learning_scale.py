@@ -1,6 +1,6 @@
 """What a fit takes as the number of items grows, peak memory and the time of a step; and the time of the metrics.
 
-    python benchmarks/learning_scale.py [--output docs/tables/learning_scale.md] [--quick]
+    python benchmarks/learning_scale.py [--output docs/explanation/learning.md#learning_scale] [--quick]
 
 An NDPP of rank 100 (50 columns in V and in B) and one of rank 200, float32, steps of 500 baskets out of 20,000
 simulated ones of 1 to 20 items, whose popularity falls as a power of their rank. Each n has a process of its own, whose
@@ -69,7 +69,7 @@ def metric_rows(n: int, number: int) -> list[str]:
 def main(arguments: list[str] | None = None) -> list[str]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--one", type=int, nargs=2, help="items and columns to measure in this process; prints JSON")
-    parser.add_argument("--output", type=Path, help="file for the table, as Markdown")
+    parser.add_argument("--output", type=Path, help="where to write the table: FILE.md, or PAGE.md#NAME")
     parser.add_argument("--quick", action="store_true", help="small numbers of items, to see that it runs")
     options = parser.parse_args(arguments)
     if options.one:

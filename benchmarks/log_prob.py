@@ -1,6 +1,6 @@
 """Speed and memory of ``log_prob`` and its gradient at the size of UK Retail: n = 3,941, rank 200, a random kernel.
 
-    python benchmarks/log_prob.py [--data baskets.npz] [--output docs/tables/log_prob.md]
+    python benchmarks/log_prob.py [--data baskets.npz] [--output docs/explanation/benchmarks.md#log_prob]
 
 Two questions:
 
@@ -39,7 +39,7 @@ def parameters(dtype: type) -> list[np.ndarray]:
 
 
 def sizes_of(data: Path | None, count: int) -> np.ndarray:
-    """Basket sizes: real ones, or where there is no data a law of the same mean and tail."""
+    """Basket sizes: real ones, or where there is no data a distribution of the same mean and tail."""
     rng = np.random.default_rng(1)
     if data is not None:
         sizes = np.diff(np.load(data)["indptr"])
@@ -131,7 +131,7 @@ def memory_child(dtype_name: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="npz file of baskets with an array indptr, for real basket sizes")
-    parser.add_argument("--output", type=Path, help="file to write the tables to, as Markdown")
+    parser.add_argument("--output", type=Path, help="where to write the tables: FILE.md, or PAGE.md#NAME")
     parser.add_argument("--skip-torch", action="store_true", help="leave the baseline out")
     parser.add_argument("--memory-child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

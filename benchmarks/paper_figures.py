@@ -1,6 +1,6 @@
 """The figures of Han, Gartrell, Dohmatob and Karbasi (ICML 2022), made again, with our samplers as further lines.
 
-    python benchmarks/paper_figures.py [--quick] [--only 1 2 3] [--output docs/tables]
+    python benchmarks/paper_figures.py [--quick] [--only 1 2 3] [--output docs/explanation/paper_figures.md]
                                        [--folder docs/figures]
 
 Kernels as in section 6.1 of the paper: V and B normal with variance √(2/d), D standard normal.
@@ -102,7 +102,10 @@ def figure_1(quick: bool, axes) -> list[str]:
         "MCMC, direct": UpDown(),
         "exact": Exact(),
     }
-    lines = [f"| law | sampler | {' | '.join(f'{m:,}' for m in numbers)} | p |", "|---" * (3 + len(numbers)) + "|"]
+    lines = [
+        f"| distribution | sampler | {' | '.join(f'{m:,}' for m in numbers)} | p |",
+        "|---" * (3 + len(numbers)) + "|",
+    ]
     for axis, size, name in ((axes[0], k, f"{k}-NDPP"), (axes[1], None, "NDPP")):
         probs = exact_law(np.asarray(X), np.asarray(W), size)
         for label, sampler in samplers.items():
@@ -210,7 +213,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="smaller, to see that it runs")
     parser.add_argument("--only", type=int, nargs="+", choices=[1, 2, 3], default=[1, 2, 3], help="which figures")
-    parser.add_argument("--output", type=Path, help="folder for the tables, as Markdown: paper_figure_1.md and so on")
+    parser.add_argument("--output", type=Path, help="page for the tables, with places for figure_1 and so on")
     parser.add_argument("--folder", type=Path, default=Path(), help="folder for the figures")
     options = parser.parse_args(arguments)
     jax.config.update("jax_enable_x64", True)
@@ -229,7 +232,7 @@ def main(arguments: list[str] | None = None) -> None:
         plt.close(figure)
         print("\n".join(lines), f"\n\ndrawn in {path}\n", flush=True)
         if options.output:
-            write_table(options.output / f"paper_figure_{number}.md", lines)
+            write_table(Path(f"{options.output}#figure_{number}"), lines)
 
 
 if __name__ == "__main__":

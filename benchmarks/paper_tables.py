@@ -1,6 +1,6 @@
 """Tables 2 and 3 of Han, Gartrell, Dohmatob and Karbasi (ICML 2022): draws from learned kernels, by every sampler.
 
-    python benchmarks/paper_tables.py KERNEL.npz ... [--output docs/tables/paper_tables.md] [--quick]
+    python benchmarks/paper_tables.py KERNEL.npz ... [--output docs/explanation/paper_tables.md#paper_tables] [--quick]
 
 The files are what :meth:`numpyro_ndpp.learning.Fit.save` writes, ``benchmarks/learning.py --kernels FOLDER`` for
 example: NDPP kernels make Table 2, ONDPP kernels Table 3. For subsets of 10, of 50 (if the rank allows) and of any
@@ -91,7 +91,7 @@ def table(path: Path, num_timed: int, most_proposals: int) -> list[str]:
 def main(arguments: list[str] | None = None) -> list[str]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kernels", type=Path, nargs="+", help="saved fits")
-    parser.add_argument("--output", type=Path, help="file for the tables, as Markdown")
+    parser.add_argument("--output", type=Path, help="where to write the tables: FILE.md, or PAGE.md#NAME")
     parser.add_argument("--quick", action="store_true", help="two steps and one proposal, to see that it runs")
     options = parser.parse_args(arguments)
     jax.config.update("jax_enable_x64", True)

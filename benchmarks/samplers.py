@@ -1,6 +1,6 @@
 """All samplers side by side on the same kernels, one draw at a time; and symmetric kernels against DPPy.
 
-    python benchmarks/samplers.py [--type float32] [--quick] [--output docs/tables/samplers.md]
+    python benchmarks/samplers.py [--type float32] [--quick] [--output docs/guides/which_sampler.md#samplers]
                                   [--figure docs/figures/samplers.png]
 
 Kernels as in section 6.1 of Han et al. (2022): V and B normal with variance √(2/d), D standard normal; for draws of any
@@ -218,7 +218,7 @@ def batch_table(dtype: type) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--type", choices=["float32", "float64"], default="float64")
-    parser.add_argument("--output", type=Path, help="file to write the tables to, as Markdown")
+    parser.add_argument("--output", type=Path, help="where to write the tables: FILE.md, or PAGE.md#NAME")
     parser.add_argument("--figure", type=Path, help="file to draw time against n and against k to")
     parser.add_argument("--quick", action="store_true", help="n up to 10⁴ only")
     arguments = parser.parse_args()

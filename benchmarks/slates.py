@@ -1,6 +1,6 @@
 """A recommender's slates: ten of 10⁵ items for one user after the other, some held, a thousand excluded.
 
-    python benchmarks/slates.py [--output docs/tables/slates.md]
+    python benchmarks/slates.py [--output FILE.md]
 
 The kernel is `from_quality` of random embeddings, n = 10⁵, d = 64, float32. A user holds two items and has seen 1,000
 others: `KNDPP(V, k=12, sampler=Exact()).condition(include=held, exclude=seen)` draws the ten others, exactly.

@@ -1,6 +1,6 @@
 """Steps of the up-down walk: against n, d, k and the number of chains, with the tree's memory and the rejections.
 
-    python benchmarks/updown.py [--type float32] [--quick] [--output docs/tables/updown.md]
+    python benchmarks/updown.py [--type float32] [--quick] [--output docs/explanation/benchmarks.md#updown]
 
 Kernels as in section 6.1 of Han et al. (2022): V and B normal with variance √(2/d), D standard normal. Every chain
 starts at the greedy subset; a time is the best of three runs of a loop of steps, divided by steps and chains. Ratios
@@ -93,7 +93,7 @@ def duration(seconds: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--type", choices=["float32", "float64"], default="float64")
-    parser.add_argument("--output", type=Path, help="file to write the table to, as Markdown")
+    parser.add_argument("--output", type=Path, help="where to write the table: FILE.md, or PAGE.md#NAME")
     parser.add_argument("--quick", action="store_true", help="no baselines, and on a CPU only n up to 10⁴")
     arguments = parser.parse_args()
     jax.config.update("jax_enable_x64", arguments.type == "float64")

@@ -30,8 +30,8 @@ def pad_subsets(subsets: Subsets, num_items: int, width: int | None = None) -> A
     :param width: the length to pad to; by default that of the largest subset.
     :return: an int32 array (number of subsets, width), each row increasing and filled up with ``num_items``.
     :raises ValueError: for an item out of range, an item repeated within a subset, a subset longer than ``width``, or
-        a number in place of a subset; the message names the row. Also for a matrix that is none of zeros and ones or
-        has another number of columns.
+        a number in place of a subset; the message names the row. Also for a matrix with entries other
+        than zeros and ones, or with another number of columns.
     :raises TypeError: for items that are not integers, and for ``subsets`` that cannot be gone through.
 
     >>> pad_subsets([[2, 0], [], [3]], num_items=4)
