@@ -1,6 +1,6 @@
 """This package beside others that do the same: DPPy, TensorFlow Probability, and the papers' way in PyTorch.
 
-    OPENBLAS_NUM_THREADS=1 python benchmarks/comparison.py [--quick] [--output docs/explanation/comparison.md#comparison]
+    OPENBLAS_NUM_THREADS=1 python benchmarks/comparison.py [--quick] [--output PAGE.md#NAME]
 
 Needs the packages of the extra "benchmark"; TensorFlow Probability (its JAX substrate) is measured where it is there.
 All in one run, in float64. A first result is counted from arrays in memory, with what either side compiles or

@@ -172,9 +172,9 @@ class Contour(OneByOne):
     """Exact sampler for a fixed size, at a cost that hardly depends on n: one descent of the tree for each item.
 
     After preprocessing of O(n d² + s J d³) a draw of k items costs O(J k² d² + k d³) in matrix products, plus k
-    descents of O(d² log n), with s stages and J nodes on a circle, about 6√k. Draws are independent: no chain, no steps, no
-    rejection. Rounding is the only error, and every draw can be asked how large it is (:meth:`sample_with_info`). Where
-    the size varies, use :class:`Exact`.
+    descents of O(d² log n), with s stages and J nodes on a circle, about 6√k. Draws are independent: no chain, no
+    steps, no rejection. Rounding is the only error, and every draw can be asked how large it is
+    (:meth:`sample_with_info`). Where the size varies, use :class:`Exact`.
 
     :raises ValueError: for a law whose size varies, and for a kernel in another type than float32 and float64.
 
