@@ -20,6 +20,7 @@ import re
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -83,15 +84,20 @@ def main() -> None:
     if arguments.here:
         run_page(pages[0], arguments.check)
         return
-    failed = []
-    for page in pages:
+    flags = ["--check"] if arguments.check else []
+
+    def run_in_process(page: Path) -> bool:
         begun = time.perf_counter()
-        command = [sys.executable, __file__, "--here", page.stem, *(["--check"] if arguments.check else [])]
-        if subprocess.run(command, env=os.environ | {"TQDM_DISABLE": "1"}, check=False).returncode:
-            failed.append(page.stem)
+        command = [sys.executable, __file__, "--here", page.stem, *flags]
+        done = subprocess.run(command, env=os.environ | {"TQDM_DISABLE": "1"}, check=False)
         print(f"{page.stem}: {time.perf_counter() - begun:.0f} s", flush=True)
-    if failed:
-        sys.exit(f"failed: {', '.join(failed)}")
+        return done.returncode == 0
+
+    # Compilation, most of the time, takes one core.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        ran = list(pool.map(run_in_process, pages))
+    if not all(ran):
+        sys.exit(f"failed: {', '.join(page.stem for page, well in zip(pages, ran, strict=True) if not well)}")
 
 
 if __name__ == "__main__":
