@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-__all__ = ["ATTRACT", "REPEL", "attraction_map", "panels", "style"]
+__all__ = ["ATTRACT", "REPEL", "attraction_map", "panels", "short_name", "style"]
 
 ATTRACT, REPEL = "#0072B2", "#D55E00"
 _COLOURS = [ATTRACT, REPEL, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
@@ -77,3 +77,13 @@ def attraction_map() -> "Colormap":
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("attraction", [REPEL, "white", ATTRACT])
+
+
+def short_name(name: str, most: int = 24) -> str:
+    """A name for an axis: cut where it has more than ``most`` letters, and its dollar signs begin no formula.
+
+    >>> short_name("frozen potato products, organic")
+    'frozen potato products,…'
+    """
+    cut = name if len(name) <= most else name[: most - 1].rstrip() + "…"
+    return cut.replace("$", r"\$")
