@@ -44,7 +44,7 @@ from updown import kernel, step_time
 
 from numpyro_ndpp import KNDPP, NDPP, Cholesky, Contour, Exact, Rejection, UpDown, mixing_time
 from numpyro_ndpp.diagnostics import running_psrf
-from numpyro_ndpp.figure_style import panels, style
+from numpyro_ndpp.figure_style import COLOURS, panels, style
 
 PAPER = {
     1: "The distance of MCMC samples decays as fast as that of the exact sampler, so k² steps suffice.",
@@ -247,7 +247,7 @@ def draw_3(rows: list[dict[str, str]]) -> Figure:
         cells = {int(name.removeprefix("k = ")): cell for name, cell in row.items() if name != "n" and cell}
         median, low, high = np.array([[int(x) for x in re.findall(r"\d+", cell)] for cell in cells.values()]).T
         exact, sizes = row["n"].endswith(EXACT_DRAWS), list(cells)
-        line = {"color": "0.2", "linestyle": "--"} if exact else {"color": f"C{number}", "marker": MARKERS[number]}
+        line = {"color": "0.2", "linestyle": "--"} if exact else {"color": COLOURS[number], "marker": MARKERS[number]}
         plot.plot(sizes, median, label=EXACT_DRAWS if exact else f"walk, n = {row['n']}", **line)
         plot.fill_between(sizes, low, high, color=line["color"], alpha=0.18, linewidth=0)
         most = max(most, *high)

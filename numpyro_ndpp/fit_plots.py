@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from numpyro_ndpp.figure_style import panels, short_name, style
+from numpyro_ndpp.figure_style import COLOURS, panels, short_name, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +25,7 @@ def plot_fit_check(check: Any) -> "Figure":
     part = check.each_size
     number = np.arange(len(part.observed))
     error = 2 * np.sqrt(part.expected * (1 - part.expected / check.num_baskets))
-    sizes.bar(number, part.observed, 0.8, color="C0", alpha=0.45, label="observed")
+    sizes.bar(number, part.observed, 0.8, color=COLOURS[0], alpha=0.45, label="observed")
     sizes.fill_between(number, part.expected - error, part.expected + error, color="0.5", alpha=0.35, linewidth=0)
     sizes.plot(number, part.expected, color="0.2", marker=".", linewidth=1, label="expected")
     # The sizes of all but a few baskets, observed or expected.
@@ -45,7 +45,7 @@ def _worst_pairs(plot: Any, rows: list[tuple[str, str, int, float, float]]) -> N
         plot.plot([expected, observed], [place, place], color="0.7", linewidth=1.2, zorder=1)
         beside = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 7}
         plot.annotate(f"z = {z:.1f}", (max(observed, expected), place), **beside)
-    plot.scatter([row[2] for row in rows], places, color="C0", s=18, zorder=2, label="observed")
+    plot.scatter([row[2] for row in rows], places, color=COLOURS[0], s=18, zorder=2, label="observed")
     white = {"facecolor": "white", "edgecolor": "0.2"}
     plot.scatter([row[3] for row in rows], places, s=18, zorder=2, label="expected", **white)
     plot.set_yticks(
@@ -68,6 +68,6 @@ def _observed_against_expected(plot: Any, part: Any, num_baskets: int) -> None:
     plot.fill_between(line, np.maximum(line - error, 0.4), line + error, color="0.87", zorder=0)
     plot.plot(line, line, color="0.6", linewidth=0.8, zorder=1)
     far = np.abs(part.z[shown]) > 3
-    for which, colour in ((~far, "C0"), (far, "C1")):
+    for which, colour in ((~far, COLOURS[0]), (far, COLOURS[1])):
         plot.scatter(x[which], y[which], s=8, color=colour, alpha=0.6, linewidths=0, zorder=2)
     plot.set(xscale="log", yscale="log", xlim=(0.4, top), ylim=(0.4, top))

@@ -279,7 +279,7 @@ def plot_kernel(
     places = range(len(chosen))
 
     letters = max(len(label) for label in labels)
-    size = 0.4 + 0.19 * len(chosen) + 0.075 * letters
+    size = max(3.0, 0.4 + 0.19 * len(chosen) + 0.075 * letters)  # the words beside the scale need that
     figure, [[plot]] = panels(1, 1, figsize=(size + 1.0, size))
     limit = max(np.abs(matrix).max(), 1e-3)
     shown = np.ma.masked_array(matrix, np.eye(len(chosen)) > 0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from numpyro_ndpp.diagnostics import MixingTime, running_psrf
-from numpyro_ndpp.figure_style import panels, style
+from numpyro_ndpp.figure_style import COLOURS, panels, style
 from numpyro_ndpp.fit_plots import plot_fit_check
 from numpyro_ndpp.kernel_plots import pair_correlations, pair_log_odds, plot_kernel, plot_pairs, strongest_pairs
 
@@ -60,7 +60,7 @@ def plot_chains(data: Any) -> "Figure":
         num_chains, num_draws = x.shape
         few = num_chains <= _MOST_COLOURS
         for chain, values in enumerate(x):
-            colour = f"C{chain}" if few else "C0"
+            colour = COLOURS[chain] if few else COLOURS[0]
             trace.plot(values, color=colour, linewidth=0.7, alpha=0.9 if few else max(0.1, 5 / num_chains))
         trace.set(xlabel="draw", ylabel=name, xlim=(0, max(num_draws - 1, 1)))
 
@@ -75,12 +75,14 @@ def plot_chains(data: Any) -> "Figure":
         centres = (edges[1:] + edges[:-1]) / 2 / x.size
         if few:
             for chain, heights in enumerate(share):
-                ranks.step(centres, heights, where="mid", color=f"C{chain}", linewidth=1.2, label=f"chain {chain}")
+                ranks.step(centres, heights, where="mid", color=COLOURS[chain], linewidth=1.2, label=f"chain {chain}")
         else:
             low, high = np.quantile(share, [0.25, 0.75], axis=0)
             ranks.fill_between(centres, low, high, step="mid", alpha=0.35, label="middle half of the chains")
             extreme = int(np.argmax(np.abs(share - 1).sum(axis=1)))
-            ranks.step(centres, share[extreme], where="mid", color="C1", label=f"chain {extreme}, the most extreme")
+            ranks.step(
+                centres, share[extreme], where="mid", color=COLOURS[1], label=f"chain {extreme}, the most extreme"
+            )
         ranks.axhline(1, color="0.3", linewidth=0.8, linestyle="--")
         ranks.set(xlabel=f"rank of {name}, 0 to 1", ylabel="share of draws (1 = even)", xlim=(0, 1))
         ranks.set_ylim(0, max(2.0, 1.25 * share.max()))
@@ -104,8 +106,8 @@ def plot_psrf(result: MixingTime | Any) -> "Figure":
     steps = thin * np.arange(1, len(psrf) + 1)
     shown = np.isfinite(psrf)
     plot.plot(steps[shown], psrf[shown], linewidth=1.4)
-    plot.axhline(threshold, color="C1", linewidth=0.9, linestyle="--")
-    plot.annotate(f"{threshold:g}", (steps[-1], threshold), color="C1", ha="right", va="bottom")
+    plot.axhline(threshold, color=COLOURS[1], linewidth=0.9, linestyle="--")
+    plot.annotate(f"{threshold:g}", (steps[-1], threshold), color=COLOURS[1], ha="right", va="bottom")
     if first is not None:
         plot.axvline(first, color="0.5", linewidth=0.9)
         plot.annotate(f" {first} steps", (first, 0.95), xycoords=("data", "axes fraction"), va="top")
@@ -135,7 +137,9 @@ def plot_inclusion(data: Any) -> "Figure":
     plot.fill_between(line, line - error, line + error, color="0.85", zorder=0, label="two standard errors")
     plot.plot(line, line, color="0.6", linewidth=0.8, zorder=1)
     if len(of_chains) > 1:
-        plot.vlines(exact, low, high, color="C0", alpha=0.35, linewidth=0.8, zorder=2, label="eight chains in ten")
+        plot.vlines(
+            exact, low, high, color=COLOURS[0], alpha=0.35, linewidth=0.8, zorder=2, label="eight chains in ten"
+        )
     plot.scatter(exact, mean, s=12, zorder=3, label="all draws")
     plot.set(xlabel="exact P(item is in S)", ylabel="share of draws with the item", xlim=(0, top), ylim=(0, top))
     plot.legend(loc="upper left")
