@@ -4,7 +4,8 @@ It is what ``python -m numpyro_ndpp learn`` does, and a picture. Baskets are rea
 :func:`numpyro_ndpp.datasets.load_baskets` reads them; without a file, those of a small shop are simulated. A tenth of
 them, 2,000 at most, are held out to judge by. The picture has the pairs that attract and repel most, on one scale, and
 a check by the held-out baskets: pairs of items are put in groups by how much oftener, or more seldom, than by chance
-the kernel has them together, and each group's number is compared with what the held-out baskets have.
+the kernel has them together, and each group's number is compared with what the held-out baskets have. Shown are pairs
+that chance alone would bring together five times in the held-out baskets.
 
 The figure of the README: ``python examples/learn_kernel.py groceries.npz --rank 60 --held-out 2000 --figure
 docs/figures/groceries.svg``.
@@ -40,7 +41,7 @@ def tidy(name: str) -> str:
 
 
 class Lifts(NamedTuple):
-    """How often the pairs of a group are in one basket, as multiples of what independent items would have."""
+    """How often the pairs of a group meet in a basket, over what chance gives; 1 for all pairs together."""
 
     predicted: np.ndarray
     observed: np.ndarray
@@ -51,8 +52,10 @@ class Lifts(NamedTuple):
 def held_out_lifts(law: NDPP, shares: np.ndarray, test: Baskets, shares_of_groups: Sequence[float]) -> Lifts:
     """Pairs in groups by the kernel's P(a, b) / (P(a) P(b)): predicted, and observed in held-out baskets.
 
-    What chance gives is the product of the shares of baskets learned from that have the items. Groups have the given
-    shares of all meetings that chance gives. Intervals (95 %) are those of baskets drawn anew.
+    What chance gives is the product of the shares of baskets learned from that have the items. Both numbers are
+    divided by that of all pairs together, which depends on how much sizes vary: baskets of many sizes have more pairs
+    of all kinds. Groups have the given shares of all meetings that chance gives. Intervals (95 %) are those of baskets
+    drawn anew.
     """
     items = np.sort(np.argsort(-shares, kind="stable")[:MOST_ITEMS])
     first, second = np.triu_indices(len(items), 1)
@@ -72,11 +75,15 @@ def held_out_lifts(law: NDPP, shares: np.ndarray, test: Baskets, shares_of_group
     for row, basket in zip(meetings, test.baskets, strict=True):
         found = [group_of[a, b] for a, b in itertools.combinations(sorted(basket), 2)]
         np.add.at(row, [each for each in found if each >= 0], 1)
-    expected = np.bincount(group, chance)
+    expected = np.bincount(group, chance) / chance.sum()
+
+    def relative(numbers: np.ndarray) -> np.ndarray:
+        return numbers / numbers.sum(axis=-1, keepdims=True) / expected
+
     rng = np.random.default_rng(0)
-    again = [meetings[rng.integers(len(meetings), size=len(meetings))].mean(axis=0) for _ in range(1000)]
-    low, high = np.quantile(again, [0.025, 0.975], axis=0) / expected
-    return Lifts(np.bincount(group, predicted) / expected, meetings.mean(axis=0) / expected, low, high)
+    again = [meetings[rng.integers(len(meetings), size=len(meetings))].sum(axis=0) for _ in range(1000)]
+    low, high = np.quantile(relative(np.array(again)), [0.025, 0.975], axis=0)
+    return Lifts(relative(np.bincount(group, predicted)), relative(meetings.sum(axis=0)), low, high)
 
 
 @style()
@@ -87,7 +94,7 @@ def draw_figure(path: Path, law: NDPP, names: list[str], num: int, num_baskets: 
     error = [lifts.observed - lifts.low, lifts.high - lifts.observed]
     ends = np.array([0.9 * lifts.predicted.min(), 1.1 * lifts.predicted.max()])
     check.plot(ends, ends, color="0.6", label="as predicted")
-    check.axhline(1, color="0.3", linestyle=":", label="independent items")
+    check.axhline(1, color="0.3", linestyle=":", label="no attraction or repulsion")
     colours = np.where(lifts.predicted > 1, ATTRACT, REPEL)
     for place, colour in enumerate(colours):
         bar = [[part[place]] for part in error]
@@ -123,7 +130,7 @@ def main(arguments: list[str] | None = None) -> Fit:
     start = time.perf_counter()
 
     if options.data is None:
-        shop = simulate_baskets(300 if options.quick else 4000)
+        shop = simulate_baskets(1000 if options.quick else 4000)
         data, rank = Baskets(shop.baskets, shop.items, {}), options.rank or 18
         strengths = {"alpha": 1.0} if options.model == "symmetric" else {"alpha": 1.0, "beta": 1.0}
     else:
@@ -137,12 +144,13 @@ def main(arguments: list[str] | None = None) -> Fit:
     result.save(options.kernel)
     print(*judge(result, train, test), sep="\n")
 
-    law, names, number = result.distribution(), [tidy(name) for name in data.items], 3 if options.data is None else 7
-    for a, b, value in itertools.chain(*strongest_pairs(law, number, num_baskets=len(train.baskets))):
+    # Pairs that chance would bring together five times in the held-out baskets, so that they can be checked there.
+    law, names, number = result.distribution(), [tidy(name) for name in data.items], 3 if options.data is None else 6
+    for a, b, value in itertools.chain(*strongest_pairs(law, number, num_baskets=len(test.baskets))):
         print(f"  {names[a]:>30} + {names[b]:<30} {value:+6.2f}")
     shares = (popularity(train, len(names)) + 0.5) / (len(train.baskets) + 1)
     lifts = held_out_lifts(law, shares, test, GROUPS)
-    draw_figure(options.figure, law, names, number, len(train.baskets), lifts)
+    draw_figure(options.figure, law, names, number, len(test.baskets), lifts)
     print(f"The kernel is in {options.kernel}, the picture in {options.figure} ({time.perf_counter() - start:.0f} s)")
     return result
 
