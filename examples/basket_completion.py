@@ -103,7 +103,7 @@ def judge(law: NDPP, held_out: list[list[int]], lists: list[list[int]]) -> None:
 def draw_figure(path: Path, law: NDPP, baskets, predicted, names: list[str], num_pairs: int) -> None:
     """Sizes and item frequencies of the data and of the model's own baskets, and the strongest pairs."""
     n = len(names)
-    figure, [[by_size, by_item, by_pair]] = panels(1, 3, figsize=(10, 3), width_ratios=[1, 1, 1.2])
+    figure, [[by_size, by_item, by_pair]] = panels(1, 3, figsize=(10, 3.1), width_ratios=[1, 1, 1.1])
     sizes = [np.sum(np.asarray(values) < n, axis=1) for values in (baskets, predicted)]
     top = int(max(np.quantile(size, 0.995) for size in sizes)) + 1
     for number, (size, label) in enumerate(zip(sizes, ("data", "predicted"), strict=True)):
@@ -116,13 +116,14 @@ def draw_figure(path: Path, law: NDPP, baskets, predicted, names: list[str], num
     most = 1.08 * max(map(np.max, shares))
     by_item.plot([0, most], [0, most], color="0.7", zorder=0)
     by_item.scatter(*shares, s=12)
-    labelled: list[float] = []
+    labelled: list[np.ndarray] = []
     for item in np.argsort(-shares[0])[:12]:
-        if all(abs(shares[0][item] - other) > 0.07 * most for other in labelled):
-            name = short_name(names[item], 16) + " "
-            by_item.annotate(name, (shares[0][item], shares[1][item]), fontsize=7, ha="right", va="bottom")
-            labelled.append(shares[0][item])
-    by_item.set(xlabel="share of observed baskets with an item", ylabel="share of predicted baskets with it")
+        place = np.array([shares[0][item], shares[1][item]])
+        # Names are wide and low: beside each other they need more room than one above the other.
+        if all((np.abs(place - other) > np.array([0.4, 0.07]) * most).any() for other in labelled):
+            by_item.annotate(short_name(names[item], 16) + " ", tuple(place), fontsize=7, ha="right", va="bottom")
+            labelled.append(place)
+    by_item.set(xlabel="share of baskets with an item, data", ylabel="share of baskets with an item,\npredicted")
     plot_pairs(law, names, num_pairs, num_baskets=len(baskets), ax=by_pair)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)

@@ -89,7 +89,7 @@ def held_out_lifts(law: NDPP, shares: np.ndarray, test: Baskets, shares_of_group
 @style()
 def draw_figure(path: Path, law: NDPP, names: list[str], num: int, num_baskets: int, lifts: Lifts) -> None:
     """The pairs that attract and repel most, on one scale, and whether groups of pairs do so in held-out baskets."""
-    figure, [[pairs, check]] = panels(1, 2, figsize=(8.2, 1.1 + 0.29 * num), width_ratios=[1.15, 1])
+    figure, [[pairs, check]] = panels(1, 2, figsize=(8.2, max(2.9, 1.1 + 0.29 * num)), width_ratios=[1.15, 1])
     plot_pairs(law, names, num, num_baskets=num_baskets, ax=pairs)
     error = [lifts.observed - lifts.low, lifts.high - lifts.observed]
     ends = np.array([0.9 * lifts.predicted.min(), 1.1 * lifts.predicted.max()])
@@ -109,7 +109,7 @@ def draw_figure(path: Path, law: NDPP, names: list[str], num: int, num_baskets: 
         axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
         axis.set_ticks([], minor=True)
     check.set_title("baskets that were held out")
-    check.legend(loc="upper left")
+    check.legend(loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 

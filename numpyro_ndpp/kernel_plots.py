@@ -194,7 +194,7 @@ def plot_pairs(
     if ax is None:
         _, [[ax]] = panels(1, 1, figsize=(5.4, 0.9 + 0.2 * max(len(bars), 4)))
     finite = [abs(value) for *_, value in bars if np.isfinite(value)]
-    limit = 1.25 * max([*finite, _NEGLIGIBLE])
+    limit = 1.45 * max([*finite, _NEGLIGIBLE])
     left, right = (-limit if repel else -0.05 * limit), (limit if attract else 0.05 * limit)
     for place, (_, _, value) in enumerate(bars):
         sign = 1 if value > 0 else -1
@@ -215,7 +215,7 @@ def plot_pairs(
     ax.tick_params(axis="y", length=0)
     ax.axvline(0, color="0.3", linewidth=0.8)
     ax.set(xlim=(left, right), ylim=(len(bars) - 0.4, -0.6))
-    ax.set_xlabel("repel  ←  log-odds ratio of being together  →  attract")
+    ax.set_xlabel("log-odds ratio of being together\nrepel  ←    →  attract")
     notes = [_note(attract, "attract"), _note(repel, "repel")]
     if any(notes):
         ax.set_title("; ".join(filter(None, notes)), fontsize=8, color="0.3")
@@ -289,8 +289,10 @@ def plot_kernel(
     plot.set_yticks(places, labels)
     plot.tick_params(length=0)
     plot.spines[:].set_visible(False)
-    bar = figure.colorbar(image, ax=plot, shrink=0.8)
-    bar.set_label("repel  ←  correlation of being in S  →  attract")
+    bar = figure.colorbar(image, ax=plot, shrink=0.8, pad=0.06)
+    bar.set_label("correlation of being in S")
+    bar.ax.set_title("attract", fontsize=8)
+    bar.ax.set_xlabel("repel", fontsize=8)
     bar.outline.set_visible(False)
     return figure
 
