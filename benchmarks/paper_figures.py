@@ -55,7 +55,7 @@ PAPER = {
 LAWS = {"5-NDPP": "subsets of five items", "NDPP": "subsets of any size"}
 THRESHOLD = 1.1
 MARKERS = "osD^v"
-INDEPENDENT, EXACT_DRAWS = "independent draws, mean", "independent draws"
+INDEPENDENT, EXACT_DRAWS, ONE_RUN = "independent draws, mean", "independent draws", "one run"
 
 
 # --- Figure 1 --------------------------------------------------------------------------------------------------------
@@ -245,16 +245,22 @@ def draw_3(rows: list[dict[str, str]]) -> Figure:
     most = 0
     for number, row in enumerate(rows):
         cells = {int(name.removeprefix("k = ")): cell for name, cell in row.items() if name != "n" and cell}
-        median, low, high = np.array([[int(x) for x in re.findall(r"\d+", cell)] for cell in cells.values()]).T
-        exact, sizes = row["n"].endswith(EXACT_DRAWS), list(cells)
+        found = [[int(x) for x in re.findall(r"\d+", cell)] for cell in cells.values()]
+        median, low, high = np.array([values if len(values) == 3 else 3 * values for values in found]).T
+        sizes, most = list(cells), max(most, *high)
+        if row["n"].endswith(ONE_RUN):  # of an earlier measurement, without repeats
+            first = not any(each["n"].endswith(ONE_RUN) for each in rows[:number])
+            label = f"walk, {ONE_RUN} each, n = 100 to 3,200" if first else None
+            plot.plot(sizes, median, "x", color="0.55", zorder=0, label=label)
+            continue
+        exact = row["n"].endswith(EXACT_DRAWS)
         line = {"color": "0.2", "linestyle": "--"} if exact else {"color": COLOURS[number], "marker": MARKERS[number]}
         plot.plot(sizes, median, label=EXACT_DRAWS if exact else f"walk, n = {row['n']}", **line)
         plot.fill_between(sizes, low, high, color=line["color"], alpha=0.18, linewidth=0)
-        most = max(most, *high)
-    every = np.linspace(sizes[0], sizes[-1], 200)
+    every = np.linspace(2, max(sizes), 200)
     plot.plot(every, every**2, ":", color="0.5", label="k², what a draw is given")
     plot.set(xlabel="items in a subset k", ylabel=f"steps until the PSRF stays below {THRESHOLD}")
-    plot.set_ylim(0, 1.1 * most)
+    plot.set_ylim(0, 1.25 * most)
     plot.legend(loc="upper left")
     return figure
 
