@@ -241,7 +241,7 @@ def median_and_range(values: list[int]) -> str:
 
 
 def draw_3(rows: list[dict[str, str]]) -> Figure:
-    figure, [[plot]] = panels(1, 1, figsize=(4.8, 3.3))
+    figure, [[plot]] = panels(1, 1, figsize=(7.0, 3.1))
     most = 0
     for number, row in enumerate(rows):
         cells = {int(name.removeprefix("k = ")): cell for name, cell in row.items() if name != "n" and cell}
@@ -260,8 +260,8 @@ def draw_3(rows: list[dict[str, str]]) -> Figure:
     every = np.linspace(2, max(sizes), 200)
     plot.plot(every, every**2, ":", color="0.5", label="k², what a draw is given")
     plot.set(xlabel="items in a subset k", ylabel=f"steps until the PSRF stays below {THRESHOLD}")
-    plot.set_ylim(0, 1.25 * most)
-    plot.legend(loc="upper left")
+    plot.set_ylim(0, 1.1 * most)
+    figure.legend(loc="outside right upper")
     return figure
 
 
