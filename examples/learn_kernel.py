@@ -94,14 +94,14 @@ def draw_figure(path: Path, law: NDPP, names: list[str], num: int, num_baskets: 
     error = [lifts.observed - lifts.low, lifts.high - lifts.observed]
     ends = np.array([0.9 * lifts.predicted.min(), 1.1 * lifts.predicted.max()])
     check.plot(ends, ends, color="0.6", label="as predicted")
-    check.axhline(1, color="0.3", linestyle=":", label="no attraction or repulsion")
+    check.axhline(1, color="0.3", linestyle=":", label="as all pairs together")
     colours = np.where(lifts.predicted > 1, ATTRACT, REPEL)
     for place, colour in enumerate(colours):
         bar = [[part[place]] for part in error]
         x, y = lifts.predicted[place], lifts.observed[place]
         check.errorbar(x, y, bar, fmt="o", color=colour, capsize=2, linewidth=1)
     check.set(
-        xscale="log", yscale="log", xlabel="meetings predicted / by chance", ylabel="meetings observed / by chance"
+        xscale="log", yscale="log", xlabel="predicted meetings / chance\n(all pairs together: 1)", ylabel="observed meetings / chance"
     )
     for axis in (check.xaxis, check.yaxis):
         low, high = axis.get_view_interval()
