@@ -100,9 +100,8 @@ def draw_figure(path: Path, law: NDPP, names: list[str], num: int, num_baskets: 
         bar = [[part[place]] for part in error]
         x, y = lifts.predicted[place], lifts.observed[place]
         check.errorbar(x, y, bar, fmt="o", color=colour, capsize=2, linewidth=1)
-    check.set(
-        xscale="log", yscale="log", xlabel="predicted meetings / chance\n(all pairs together: 1)", ylabel="observed meetings / chance"
-    )
+    check.set(xscale="log", yscale="log", ylabel="observed meetings / chance")
+    check.set_xlabel("predicted meetings / chance\n(all pairs together: 1)")
     for axis in (check.xaxis, check.yaxis):
         low, high = axis.get_view_interval()
         ticks = [tick for tick in (0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20) if low <= tick <= high]
