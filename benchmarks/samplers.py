@@ -1,7 +1,9 @@
 """All samplers side by side on the same kernels, one draw at a time; and symmetric kernels against DPPy.
 
     python benchmarks/samplers.py [--type float32] [--quick] [--output docs/guides/which_sampler.md#samplers]
-                                  [--figure docs/figures/samplers.png]
+                                  [--figure docs/figures/samplers.svg] [--draw]
+
+The figure is drawn from the table; with --draw, from the one that is there, and nothing is measured.
 
 Kernels as in section 6.1 of Han et al. (2022): V and B normal with variance √(2/d), D standard normal; for draws of any
 size rescaled to a mean size of 15. A time is the best of three draws, after compilation, or the mean of eight where the
@@ -29,10 +31,12 @@ from pathlib import Path
 import jax
 import numpy as np
 from jax import random
-from tables import machine, write_table
+from matplotlib.figure import Figure
+from tables import machine, read_place, read_table, write_table
 from updown import duration, kernel
 
 from numpyro_ndpp import NDPP, Cholesky, Contour, Exact, Rejection, UpDown
+from numpyro_ndpp.figure_style import COLOURS, panels, style
 from numpyro_ndpp.kernel import Kernel
 from numpyro_ndpp.target import Target
 
@@ -127,38 +131,39 @@ def table(rows: list[dict]) -> list[str]:
     return lines
 
 
-def figure(rows: list[dict], path: Path) -> None:
-    import matplotlib
+SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.8), sharey=True, layout="constrained")
-    panels = [("n", "number of items n (d = 100, k = 10)"), ("k", "items in a subset k (n = 10⁴, d = 100)")]
-    for axis, (key, label) in zip(axes, panels, strict=True):
-        fixed = {"d": 100, "k": 10} if key == "n" else {"d": 100, "n": 10_000}
-        for number, name in enumerate(EXACT):
-            points = [
-                row
-                for row in rows
-                if row["name"] == name and row[key] and all(row[field] == value for field, value in fixed.items())
-            ]
-            points.sort(key=lambda row: row[key])
-            color = f"C{number}"
-            axis.plot([row[key] for row in points], [row["seconds"] for row in points], color=color, label=name)
-            for row in points:
-                face = "white" if row["guessed"] else color
-                axis.plot(row[key], row["seconds"], "o", color=color, markerfacecolor=face)
-        axis.set(xscale="log", yscale="log", xlabel=label)
-        if key == "k":
-            ticks = sorted({row["k"] for row in rows if row["k"] and row["d"] == 100})
-            axis.set_xticks(ticks, [str(tick) for tick in ticks])
-            axis.minorticks_off()
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("seconds a draw (hollow: expected)")
-    axes[1].legend(loc="upper left", fontsize=9)
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=150)
+@style()
+def figure(text: str) -> Figure:
+    """Time against n and against k, from the table."""
+    figure, [plots] = panels(1, 2, figsize=(7.2, 3.1), sharey=True)
+    cases = (
+        ("n", "items n (d = 100, k = 10)", "k", "10"),
+        ("k", "items in a subset k (d = 100, n = 10,000)", "n", "10,000"),
+    )
+    rows = [row for row in read_table(text) if row["d"] == "100" and row["k"].isdecimal()]
+    for plot, (against, label, other, fixed) in zip(plots, cases, strict=True):
+        for number, name in enumerate(dict.fromkeys(row["sampler"] for row in rows)):
+            shown = [row for row in rows if row["sampler"] == name and row[other] == fixed]
+            places = [int(row[against].replace(",", "")) for row in shown]
+            parts = [row["a draw"].removesuffix("\\*").split() for row in shown]
+            seconds = [float(value) * SECONDS[unit] for value, unit in parts]
+            colour, marker = COLOURS[number], "osD^"[number]
+            plot.loglog(places, seconds, color=colour, label=name)
+            for place, value, row in zip(places, seconds, shown, strict=True):
+                face = "white" if row["a draw"].endswith("*") else colour
+                plot.plot(place, value, marker, color=colour, markerfacecolor=face)
+        plot.set(xlabel=label)
+    ticks = sorted({int(row["k"]) for row in rows if row["n"] == "10,000"})
+    plots[1].set_xticks(ticks, [str(tick) for tick in ticks])
+    plots[1].minorticks_off()
+    plots[0].set_ylabel("seconds a draw")
+    handles, labels = plots[0].get_legend_handles_labels()
+    for handle, marker in zip(handles, "osD^", strict=False):
+        handle.set_marker(marker)
+    figure.legend(handles, labels, loc="outside upper center", ncols=4)
+    return figure
 
 
 def symmetric_table(dtype: type, quick: bool) -> list[str]:
@@ -220,8 +225,14 @@ def main() -> None:
     parser.add_argument("--type", choices=["float32", "float64"], default="float64")
     parser.add_argument("--output", type=Path, help="where to write the tables: FILE.md, or PAGE.md#NAME")
     parser.add_argument("--figure", type=Path, help="file to draw time against n and against k to")
+    parser.add_argument("--draw", action="store_true", help="measure nothing: draw the table in --output")
     parser.add_argument("--quick", action="store_true", help="n up to 10⁴ only")
     arguments = parser.parse_args()
+    if arguments.draw:
+        if arguments.output is None or arguments.figure is None:
+            parser.error("--draw needs --output, the file of the table, and --figure")
+        figure(read_place(arguments.output)).savefig(arguments.figure, metadata={"Date": None})
+        return
     jax.config.update("jax_enable_x64", arguments.type == "float64")
     dtype = getattr(np, arguments.type)
     if jax.default_backend() != "cpu":
@@ -243,7 +254,8 @@ def main() -> None:
     print("\n".join(lines))
     write_table(arguments.output, lines)
     if arguments.figure:
-        figure(rows, arguments.figure)
+        arguments.figure.parent.mkdir(exist_ok=True)
+        figure("\n".join(lines)).savefig(arguments.figure, metadata={"Date": None})
 
 
 if __name__ == "__main__":

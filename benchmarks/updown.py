@@ -38,8 +38,8 @@ from numpyro_ndpp.samplers.walk import Walk
 from numpyro_ndpp.target import Target
 
 
-def kernel(n: int, d: int, dtype: type) -> tuple[jax.Array, jax.Array]:
-    key_x, key_d = random.split(random.key(0))
+def kernel(n: int, d: int, dtype: type, seed: int = 0) -> tuple[jax.Array, jax.Array]:
+    key_x, key_d = random.split(random.key(seed))
     X = random.normal(key_x, (n, d), dtype) * (2 / d) ** 0.25
     D = random.normal(key_d, (d // 2, d // 2), dtype)
     return X, inner_matrix(d // 2, D - D.T)

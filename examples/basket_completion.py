@@ -7,14 +7,12 @@ the mean percentile rank of the missing item (50 is chance) is compared with tha
 """
 
 import argparse
-import itertools
 import time
 from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -23,12 +21,9 @@ from numpyro.infer import SVI, Trace_ELBO
 
 from numpyro_ndpp import NDPP, Cholesky, pad_subsets, to_multihot
 from numpyro_ndpp.datasets import load_baskets, simulate_baskets
+from numpyro_ndpp.figure_style import short_name
 from numpyro_ndpp.metrics import hold_out, mean_percentile_rank, popularity
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
-plt.rcParams["text.parse_math"] = False  # a name may have a dollar sign
+from numpyro_ndpp.plots import panels, plot_pairs, strongest_pairs, style
 
 NUM_HELD_OUT = 2000
 
@@ -80,28 +75,9 @@ def fit(baskets, share: np.ndarray, d1: int, d2: int, spread: tuple[float, float
     return NDPP(quality * points["V_point"], quality * points["B_point"], points["D_point"], sampler=Cholesky())
 
 
-def attraction(law: NDPP) -> np.ndarray:
-    """log [P(ab) P(∅) / (P(a) P(b))] for all pairs: above zero the two attract, below they repel."""
-    n = law.num_items
-    first, second = np.triu_indices(n, 1)
-    subsets = pad_subsets([[], *([item] for item in range(n)), *zip(first, second, strict=True)], n)
-    log_probs = np.asarray(jax.jit(NDPP.log_prob)(law, subsets))
-    none, single, pair = log_probs[0], log_probs[1 : n + 1], log_probs[n + 1 :]
-    matrix = np.zeros((n, n))
-    matrix[first, second] = matrix[second, first] = pair + none - single[first] - single[second]
-    return matrix
-
-
-def strongest_pairs(law: NDPP, frequent: np.ndarray, number: int) -> tuple[list, list]:
-    """The pairs (value, a, b) of frequent items that attract most, and those that repel most."""
-    matrix = attraction(law)
-    pairs = sorted((matrix[a, b], int(a), int(b)) for a, b in itertools.combinations(sorted(frequent), 2))
-    return [pair for pair in pairs[::-1][:number] if pair[0] > 0], [pair for pair in pairs[:number] if pair[0] < 0]
-
-
 def report(title: str, pairs: list, names: list[str], known: list[tuple[str, str]] | None) -> None:
     print(f"\n{title}")
-    for value, a, b in pairs:
+    for a, b, value in pairs:
         pair = (names[a], names[b])
         mark = "" if known is None else "  true" if pair in known or pair[::-1] in known else "  not in the truth"
         print(f"  {pair[0]:>24} + {pair[1]:<24} {value:+6.2f}{mark}")
@@ -123,39 +99,34 @@ def judge(law: NDPP, held_out: list[list[int]], lists: list[list[int]]) -> None:
     print(f"by popularity alone: {popular.value:.2f}")
 
 
-def draw_figure(path: Path, baskets, predicted, names: list[str], pairs: tuple[list, list]) -> None:
+@style()
+def draw_figure(path: Path, law: NDPP, baskets, predicted, names: list[str], num_pairs: int) -> None:
     """Sizes and item frequencies of the data and of the model's own baskets, and the strongest pairs."""
     n = len(names)
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    figure, [[by_size, by_item, by_pair]] = panels(1, 3, figsize=(10, 3.1), width_ratios=[1, 1, 1.1])
     sizes = [np.sum(np.asarray(values) < n, axis=1) for values in (baskets, predicted)]
     top = int(max(np.quantile(size, 0.995) for size in sizes)) + 1
-    for size, offset, label in zip(sizes, (-0.2, 0.2), ("data", "predicted"), strict=True):
+    for number, (size, label) in enumerate(zip(sizes, ("data", "predicted"), strict=True)):
         shares = np.bincount(size, minlength=top + 1)[: top + 1] / len(size)
-        axes[0].bar(np.arange(top + 1) + offset, shares, 0.4, label=label)
-    axes[0].set(xlabel="items in a basket", ylabel="share of baskets")
-    axes[0].legend()
+        by_size.bar(np.arange(top + 1) + 0.4 * number - 0.2, shares, 0.4, label=label)
+    by_size.set(xlabel="items in a basket", ylabel="share of baskets")
+    by_size.legend()
 
     shares = [np.asarray(to_multihot(values, n)).mean(axis=0) for values in (baskets, predicted)]
-    axes[1].plot([0, max(map(np.max, shares))], [0, max(map(np.max, shares))], color="0.7", zorder=0)
-    axes[1].scatter(*shares, s=18)
-    labelled: list[float] = []
+    most = 1.08 * max(map(np.max, shares))
+    by_item.plot([0, most], [0, most], color="0.7", zorder=0)
+    by_item.scatter(*shares, s=12)
+    labelled: list[np.ndarray] = []
     for item in np.argsort(-shares[0])[:12]:
-        if all(abs(shares[0][item] - other) > 0.06 * shares[0].max() for other in labelled):
-            axes[1].annotate(names[item] + " ", (shares[0][item], shares[1][item]), fontsize=8, ha="right", va="bottom")
-            labelled.append(shares[0][item])
-    axes[1].set(xlabel="share of baskets with an item, data", ylabel="the same, predicted")
-
-    bars = [*pairs[0], *reversed(pairs[1])]
-    labels = [f"{names[a]} + {names[b]}" for _, a, b in bars]
-    values = [value for value, _, _ in bars]
-    axes[2].barh(range(len(bars)), values, color=["C2" if value > 0 else "C3" for value in values])
-    axes[2].set_yticks(range(len(bars)), labels, fontsize=8)
-    axes[2].invert_yaxis()
-    axes[2].axvline(0, color="0.3", linewidth=0.8)
-    axes[2].set(xlabel="attraction (log-odds of being together)")
+        place = np.array([shares[0][item], shares[1][item]])
+        # Names are wide and low: beside each other they need more room than one above the other.
+        if all((np.abs(place - other) > np.array([0.4, 0.07]) * most).any() for other in labelled):
+            by_item.annotate(short_name(names[item], 16) + " ", tuple(place), fontsize=7, ha="right", va="bottom")
+            labelled.append(place)
+    by_item.set(xlabel="share of baskets with an item, data", ylabel="share of baskets with an item,\npredicted")
+    plot_pairs(law, names, num_pairs, num_baskets=len(baskets), ax=by_pair)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -163,7 +134,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, help="baskets: text with one basket per line, or npz (see load_baskets)")
     parser.add_argument("--catalogue", type=Path, help="names of the items, one per line, for text that names them")
     parser.add_argument("--rank", type=int, nargs=2, metavar=("D1", "D2"), help="columns of V and of B")
-    parser.add_argument("--figure", type=Path, default=Path("basket_completion.png"), help="file for the figure")
+    parser.add_argument("--figure", type=Path, default=Path("basket_completion.svg"), help="file for the figure")
     parser.add_argument("--quick", action="store_true", help="a few steps only, to see that it runs")
     options = parser.parse_args(arguments)
     start = time.perf_counter()
@@ -193,9 +164,8 @@ def main(arguments: list[str] | None = None) -> None:
     share = (counts + 0.5) / (len(lists) + 1)
     law = fit(baskets, share, d1, d2, spread, num_steps)
 
-    frequent = np.flatnonzero(share >= min(0.02, np.sort(share)[-min(n, 12)]))
     number = 3 if options.data is None else 6
-    pairs = strongest_pairs(law, frequent, number)
+    pairs = strongest_pairs(law, number, num_baskets=len(lists))
     report("Strongest attraction (bought together):", pairs[0], names, known and known[0])
     report("Strongest repulsion (one instead of the other):", pairs[1], names, known and known[1])
 
@@ -206,7 +176,7 @@ def main(arguments: list[str] | None = None) -> None:
         judge(law, held_out, lists)
 
     predicted = law.sample(random.key(2), (min(len(lists), 2000),))
-    draw_figure(options.figure, baskets, predicted, names, pairs)
+    draw_figure(options.figure, law, baskets, predicted, names, number)
     likelihood = jax.jit(lambda law: law.log_prob(baskets).mean())
     print(f"\nMean log-likelihood: {likelihood(law):.3f}", end="")
     print(f" (truth {likelihood(truth):.3f})" if known else "")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -18,9 +17,7 @@ from jax import random
 from numpyro.infer import MCMC, NUTS, Predictive
 
 from numpyro_ndpp import NDPP, Exact, to_multihot
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from numpyro_ndpp.figure_style import COLOURS, panels, style
 
 NUM_ITEMS, COMPLEMENTS = 8, [(0, 5), (2, 7)]
 FEATURES = np.asarray(random.normal(random.key(7), (NUM_ITEMS, 4))) / 2
@@ -46,33 +43,37 @@ def model(num_subsets: int, subsets=None) -> None:
         numpyro.sample("subset", law, obs=subsets)
 
 
+@style()
 def draw_figure(path: Path, samples: dict, truth: NDPP, subsets, predicted) -> None:
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    figure, [axes] = panels(1, 3, figsize=(9, 2.8))
     items = np.arange(NUM_ITEMS)
     inclusion = np.asarray(samples["inclusion"])
     low, middle, high = np.quantile(inclusion, [0.05, 0.5, 0.95], axis=0)
-    axes[0].errorbar(items, middle, [middle - low, high - middle], fmt="o", capsize=3, label="posterior, 90 %")
-    axes[0].plot(items, truth.inclusion_probs(), "x", color="C3", label="truth")
+    axes[0].errorbar(
+        items, middle, [middle - low, high - middle], fmt="o", capsize=3, label="posterior median and 90 %"
+    )
+    axes[0].plot(items, truth.inclusion_probs(), "x", color=COLOURS[1], label="truth")
     axes[0].set(xlabel="item", ylabel="probability of being in a subset", ylim=(0, 1))
+    axes[0].set_xticks(items)
     axes[0].legend()
-    axes[1].hist(np.asarray(samples["strength"]), bins=30, density=True, color="C0", alpha=0.7)
-    axes[1].axvline(TRUE_STRENGTH, color="C3", label="truth")
-    axes[1].set(xlabel="strength of attraction", ylabel="posterior density")
+    axes[1].hist(np.asarray(samples["strength"]), bins=30, density=True, color=COLOURS[0], alpha=0.7)
+    axes[1].axvline(TRUE_STRENGTH, color=COLOURS[1], label="truth")
+    axes[1].set(xlabel="strength of attraction D", ylabel="posterior density")
     axes[1].legend()
     shares = [np.asarray(to_multihot(values, NUM_ITEMS)).sum(axis=-1).ravel() for values in (subsets, predicted)]
     for size, offset, label in zip(shares, (-0.2, 0.2), ("data", "predicted"), strict=True):
         counts = np.bincount(size, minlength=NUM_ITEMS + 1) / len(size)
         axes[2].bar(np.arange(NUM_ITEMS + 1) + offset, counts, 0.4, label=label)
     axes[2].set(xlabel="items in a subset", ylabel="share of subsets")
+    axes[2].set_xticks(range(NUM_ITEMS + 1))
     axes[2].legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--figure", type=Path, default=Path("bayesian_kernel.png"), help="file for the figure")
+    parser.add_argument("--figure", type=Path, default=Path("bayesian_kernel.svg"), help="file for the figure")
     parser.add_argument("--quick", action="store_true", help="a few draws only, to see that it runs")
     options = parser.parse_args(arguments)
 

@@ -47,7 +47,7 @@ def judge(title: str, data, folder: Path, name: str) -> list[str]:
     print(f"\n{title}\n{table.round(2).to_string(na_rep='')}")
     print("\n".join(table.attrs["problems"]) or "Nothing is wrong.")
     for kind, plot in (("chains", plot_chains), ("inclusion", plot_inclusion)):
-        plot(data).savefig(folder / f"{name}_{kind}.png", dpi=110)
+        plot(data).savefig(folder / f"{name}_{kind}.svg")
     return table.attrs["problems"]
 
 
@@ -69,8 +69,8 @@ def main(arguments: list[str] | None = None) -> dict[str, list[str]]:
 
     result = mixing_time(law, random.key(2), 20 if options.quick else 100)
     print(f"\nMixing time of the first kernel: {result.num_steps} steps; k² is 100.")
-    plot_psrf(result).savefig(options.figures / "psrf.png", dpi=110)
-    plot_kernel(law).savefig(options.figures / "kernel.png", dpi=110)
+    plot_psrf(result).savefig(options.figures / "psrf.svg")
+    plot_kernel(law).savefig(options.figures / "kernel.svg")
     print(f"Traces, ranks, frequencies, PSRF and the kernel are drawn in {options.figures}")
     return found
 

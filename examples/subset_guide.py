@@ -11,7 +11,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -19,9 +18,7 @@ from jax import random
 from numpyro.infer import SVI, TraceGraph_ELBO
 
 from numpyro_ndpp import NDPP, Cholesky, pad_subsets, to_multihot
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from numpyro_ndpp.figure_style import COLOURS, panels, style
 
 SIGNALS = jnp.array(
     [[1.0, 0.0, 0.5], [1.0, 0.0, 0.5], [0.0, 1.5, 0.0], [0.0, -1.5, 0.3], [0.4, 0.3, 0.0], [0.0, 0.2, 0.9]]
@@ -65,32 +62,32 @@ def elbo_of(law: NDPP, subsets: list[tuple[int, ...]]) -> float:
     return float(jnp.sum(terms))
 
 
+@style()
 def draw_figure(path: Path, subsets: list, exact: np.ndarray, law: NDPP, coins: NDPP, losses) -> None:
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", width_ratios=[2, 1])
+    figure, [axes] = panels(1, 2, figsize=(8.4, 3.1), width_ratios=[2, 1])
     best = np.argsort(-exact)[:14]
     padded = pad_subsets([subsets[i] for i in best], NUM_ITEMS)
     places = np.arange(len(best))
     axes[0].bar(places - 0.27, exact[best], 0.27, color="0.4", label="exact posterior")
-    axes[0].bar(places, np.exp(law.log_prob(padded)), 0.27, color="C0", label="NDPP guide")
-    axes[0].bar(places + 0.27, np.exp(coins.log_prob(padded)), 0.27, color="C1", label="independent coins")
+    axes[0].bar(places, np.exp(law.log_prob(padded)), 0.27, color=COLOURS[0], label="NDPP guide")
+    axes[0].bar(places + 0.27, np.exp(coins.log_prob(padded)), 0.27, color=COLOURS[4], label="independent coins")
     labels = ["{" + ",".join(map(str, subsets[i])) + "}" for i in best]
     axes[0].set_xticks(places, labels, rotation=60, fontsize=8)
-    axes[0].set(ylabel="probability", xlabel="likeliest subsets")
+    axes[0].set(ylabel="posterior probability", xlabel="the likeliest subsets of sensors")
     axes[0].legend()
     window = max(1, len(losses) // 50)
     smooth = np.convolve(-np.asarray(losses), np.ones(window) / window, mode="valid")
-    axes[1].plot(np.arange(len(smooth)) + window, smooth, label=f"ELBO, mean of {window} steps")
+    axes[1].plot(np.arange(len(smooth)) + window, smooth, label=f"guide, mean of {window} steps")
     axes[1].axhline(exact_posterior()[2], color="0.4", linestyle="--", label="log evidence")
-    axes[1].set(xlabel="step", ylabel="nats")
-    axes[1].legend()
+    axes[1].set(xlabel="steps of SVI", ylabel="ELBO (nats)")
+    axes[1].legend(loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def main(arguments: list[str] | None = None) -> float:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--figure", type=Path, default=Path("subset_guide.png"), help="file for the figure")
+    parser.add_argument("--figure", type=Path, default=Path("subset_guide.svg"), help="file for the figure")
     parser.add_argument("--quick", action="store_true", help="a few steps only, to see that it runs")
     options = parser.parse_args(arguments)
     num_steps = 20 if options.quick else 3000

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -24,9 +23,7 @@ from numpyro.diagnostics import split_gelman_rubin
 from numpyro.infer import MCMC, NUTS, Gibbs
 
 from numpyro_ndpp import NDPP, SubsetGibbs, to_multihot
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
+from numpyro_ndpp.figure_style import COLOURS, panels, style
 
 NUM_GROUPS, GROUP_SIZE, NUM_ROWS, EXPECTED_SIZE = 4, 3, 40, 3.0
 NUM_COVARIATES = NUM_GROUPS * GROUP_SIZE
@@ -96,30 +93,47 @@ def largest_r_hat(model, X, y, prior: NDPP, num_samples: int) -> float:
         return float(np.max(split_gelman_rubin(masks[..., varies])))
 
 
-def draw_figure(path: Path, inclusion: dict, true: list[int], found: dict) -> None:
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained", width_ratios=[2, 1])
-    for name, offset in zip(PRIORS, (-0.2, 0.2), strict=True):
-        axes[0].bar(np.arange(NUM_COVARIATES) + offset, inclusion[name], 0.4, label=f"{name} prior")
-    for item in true:
-        axes[0].axvspan(item - 0.5, item + 0.5, color="0.9", zorder=0)
-    for group in range(1, NUM_GROUPS):
-        axes[0].axvline(GROUP_SIZE * group - 0.5, color="0.6", linewidth=0.8)
-    axes[0].set(xlabel="covariate, in groups of near-copies (grey: true)", ylabel="P(enters | data)", ylim=(0, 1.05))
-    axes[0].set_xticks(range(NUM_COVARIATES))
-    axes[0].legend()
-    top = 1.05 * max(map(max, found.values()))
-    axes[1].plot([0, top], [0, top], color="0.7", zorder=0)
-    axes[1].scatter(found["independent"], found["repulsive"], s=20)
-    axes[1].set(xlabel="share of draws that are\nthe truth, independent prior", ylabel="the same, repulsive prior")
+@style()
+def draw_figure(path: Path, inclusion: dict[str, list[np.ndarray]], truths: list[list[int]], found: dict) -> None:
+    """Of all data sets: how likely covariates of each kind are to enter, and how likely exactly the true ones are."""
+    figure, [[entering, whole]] = panels(1, 2, figsize=(7.6, 3.2), width_ratios=[1.5, 1])
+    covariates = np.arange(NUM_COVARIATES)
+    kinds = ("true", "near-copy of\na true one", "of the group\nwithout a true one")
+    for number, name in enumerate(PRIORS):
+        values: list[list[float]] = [[], [], []]
+        for probs, true in zip(inclusion[name], truths, strict=True):
+            touched = np.isin(covariates // GROUP_SIZE, np.array(true) // GROUP_SIZE)
+            kind = np.where(np.isin(covariates, true), 0, np.where(touched, 1, 2))
+            for each in range(3):
+                values[each] += probs[kind == each].tolist()
+        for each, points in enumerate(values):
+            place = each + 0.36 * number - 0.18
+            spread = np.random.default_rng(0).uniform(-0.1, 0.1, len(points))
+            colour = COLOURS[number]
+            entering.scatter(place + spread, points, s=7, alpha=0.45, color=colour, linewidths=0)
+            label = f"{name} prior" if each == 0 else None
+            entering.plot([place - 0.15, place + 0.15], [np.mean(points)] * 2, color=colour, linewidth=2.5, label=label)
+    entering.set_xticks(range(3), kinds)
+    entering.set(ylabel="P(covariate enters | data)", ylim=(-0.02, 1.02))
+    entering.set_title(f"{len(truths)} data sets; lines: means" if len(truths) > 1 else "one data set; lines: means")
+    entering.legend(loc="upper right")
+    top = 1.08 * max(map(max, found.values())) + 1e-3
+    whole.plot([0, top], [0, top], color="0.7", zorder=0)
+    whole.scatter(found["independent"], found["repulsive"], s=14, color=COLOURS[0])
+    whole.set(xlim=(0, top), ylim=(0, top))
+    whole.set(
+        xlabel="P(all true, no other | data),\nindependent prior",
+        ylabel="P(all true, no other | data),\nrepulsive prior",
+    )
+    whole.set_title("a point: a data set")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, list[float]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", type=int, default=20, help="how many simulated data sets")
-    parser.add_argument("--figure", type=Path, default=Path("variable_selection.png"), help="file for the figure")
+    parser.add_argument("--figure", type=Path, default=Path("variable_selection.svg"), help="file for the figure")
     parser.add_argument("--quick", action="store_true", help="one data set and a few draws, to see that it runs")
     options = parser.parse_args(arguments)
     num_datasets, num_samples = (1, 50) if options.quick else (options.datasets, 4000)
@@ -131,20 +145,23 @@ def main(arguments: list[str] | None = None) -> dict[str, list[float]]:
         print(f"weights {words}: the largest R-hat of four chains is {r_hat:.2f}", flush=True)
 
     found: dict[str, list[float]] = {name: [] for name in PRIORS}
+    inclusion: dict[str, list[np.ndarray]] = {name: [] for name in PRIORS}
+    truths: list[list[int]] = []
     for seed in range(num_datasets):
         X, y, true = simulate(seed)
         masks = {name: np.asarray(posterior_masks(X, y, prior_of(name, X), num_samples)) for name in PRIORS}
         truth = np.isin(np.arange(NUM_COVARIATES), true)
         for name in PRIORS:
             found[name].append(float(np.mean(np.all(masks[name] == truth, axis=1))))
+            inclusion[name].append(masks[name].mean(axis=0))
+        truths.append(true)
         line = ", ".join(f"{name} {found[name][-1]:.2f}" for name in PRIORS)
         print(f"data set {seed + 1}: true {true}; share of draws that are exactly these: {line}", flush=True)
     print("mean:", {name: round(float(np.mean(found[name])), 3) for name in PRIORS})
     better = np.array(found["repulsive"]) > np.array(found["independent"])
     print(f"the repulsive prior finds them more often in {better.sum()} of {num_datasets} data sets")
-    inclusion = {name: masks[name].mean(axis=0) for name in PRIORS}
-    draw_figure(options.figure, inclusion, true, found)
-    print(f"The last data set and the shares of all are drawn in {options.figure}")
+    draw_figure(options.figure, inclusion, truths, found)
+    print(f"All data sets are drawn in {options.figure}")
     return found
 
 

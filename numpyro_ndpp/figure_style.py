@@ -1,7 +1,8 @@
 """The style of every figure: sizes for a paper, colours that colour-blind readers can tell apart, panel letters.
 
 The colours are those of Okabe and Ito (2008), *Color universal design*. Attraction is blue and repulsion is vermilion,
-in every figure.
+in every figure. Take colours from ``COLOURS``: matplotlib looks up a line's "C0" when the figure is saved, in whatever
+style there is then.
 """
 
 from collections.abc import Iterator
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
-__all__ = ["ATTRACT", "REPEL", "attraction_map", "panels", "style"]
+__all__ = ["ATTRACT", "COLOURS", "REPEL", "attraction_map", "panels", "short_name", "style"]
 
 ATTRACT, REPEL = "#0072B2", "#D55E00"
-_COLOURS = [ATTRACT, REPEL, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+COLOURS = [ATTRACT, REPEL, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 _SETTINGS: dict[Any, Any] = {
     "font.size": 9.0,
     "axes.titlesize": 9.0,
@@ -43,7 +44,7 @@ def style() -> Iterator[None]:
     import matplotlib
     from cycler import cycler
 
-    with matplotlib.rc_context({**_SETTINGS, "axes.prop_cycle": cycler(color=_COLOURS)}):
+    with matplotlib.rc_context({**_SETTINGS, "axes.prop_cycle": cycler(color=COLOURS)}):
         yield
 
 
@@ -77,3 +78,13 @@ def attraction_map() -> "Colormap":
     from matplotlib.colors import LinearSegmentedColormap
 
     return LinearSegmentedColormap.from_list("attraction", [REPEL, "white", ATTRACT])
+
+
+def short_name(name: str, most: int = 24) -> str:
+    """A name for an axis: cut where it has more than ``most`` letters, and its dollar signs begin no formula.
+
+    >>> short_name("frozen potato products, organic")
+    'frozen potato products,…'
+    """
+    cut = name if len(name) <= most else name[: most - 1].rstrip() + "…"
+    return cut.replace("$", r"\$")

@@ -27,8 +27,8 @@ from scipy.stats import chi2
 
 from numpyro_ndpp.baskets import Subsets
 from numpyro_ndpp.checks import static_int
+from numpyro_ndpp.fit_plots import plot_fit_check
 from numpyro_ndpp.fits import Fit
-from numpyro_ndpp.plots import plot_fit_check
 from numpyro_ndpp.subsets import as_padded
 
 if TYPE_CHECKING:

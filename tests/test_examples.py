@@ -10,7 +10,7 @@ import pytest
 from real_data import GROCERIES
 
 from numpyro_ndpp import NDPP
-from numpyro_ndpp.datasets import load_baskets, save_baskets
+from numpyro_ndpp.datasets import Baskets, load_baskets, save_baskets
 from numpyro_ndpp.learning import Fit
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -177,17 +177,27 @@ def test_learning_benchmarks(tmp_path, monkeypatch):
     assert sum(" GB | " in line for line in scaled) == 2
 
 
-def test_pairs_are_told_apart_by_their_sign(tmp_path):
+def test_held_out_pairs_are_counted(tmp_path):
+    """Of two items that attract and two that repel, against counts by hand."""
     example = runpy.run_path(str(EXAMPLES / "learn_kernel.py"))
-    V, B, D = np.eye(2), np.eye(2), np.array([[0.0, 1.0], [0.0, 0.0]])
-    for law, attract in ((NDPP(V, B, D), True), (NDPP(np.array([[1.0, 0.0], [0.8, 0.6]]), B, 0 * D), False)):
-        complements, substitutes = example["strongest"](law, np.array([3, 5]), 10)
-        assert (len(complements), len(substitutes)) == ((1, 0) if attract else (0, 1))
-        history = {"step": np.array([1, 2]), "validation": np.array([-3.0, -2.0]), "price": np.zeros(2)}
-        result = Fit(V, B, D, history, {})
-        names = ["Coupon $5 50% off", "Card ^$10"]  # no formula, whatever stands between the two dollars
-        example["draw_figure"](tmp_path / "pairs.png", (complements, substitutes), names, result)
-        assert (tmp_path / "pairs.png").stat().st_size > 10_000
+    V = np.eye(4)
+    V[3] = [0.0, 0.0, 0.8, 0.6]
+    B, D = np.eye(4)[:, :2], np.array([[0.0, 1.0], [0.0, 0.0]])
+    law, names = NDPP(V, B, D), ["Coupon $5 50% off", "Card ^$10", "tea", "coffee"]  # dollars begin no formula
+    test = Baskets([[0, 1], [0, 1, 2], [2, 3], [1, 3], [0, 2, 3]], names, {})
+    shares = np.array([0.5, 0.5, 0.5, 0.4])
+    # Chance gives 0.25 for pairs without item 3, 0.2 with it: 2,3 repels (0.2), 0,1 attracts (0.25), 1.35 in all.
+    lifts = example["held_out_lifts"](law, shares, test, [0.2 / 1.35, 0.9 / 1.35, 0.25 / 1.35])
+    pairs = [[(2, 3)], [(0, 2), (1, 2), (0, 3), (1, 3)], [(0, 1)]]
+    chance = np.array([0.2, 0.9, 0.25]) / 1.35
+    observed = np.array([sum({*pair} <= {*basket} for pair in group for basket in test.baskets) for group in pairs])
+    np.testing.assert_allclose(lifts.observed, observed / observed.sum() / chance)
+    marginal = np.exp(np.asarray(law.marginal_log_prob(np.array([pair for group in pairs for pair in group]))))
+    both = np.array([marginal[0], marginal[1:5].sum(), marginal[5]])
+    np.testing.assert_allclose(lifts.predicted, both / both.sum() / chance, rtol=1e-5)
+    assert ((lifts.low <= lifts.observed) & (lifts.observed <= lifts.high)).all()
+    example["draw_figure"](tmp_path / "pairs.svg", law, names, 3, 10**6, lifts)
+    assert (tmp_path / "pairs.svg").stat().st_size > 10_000
 
 
 @pytest.mark.slow
@@ -299,7 +309,7 @@ def test_bad_data_stops_the_example_at_once(tmp_path):
 def test_chain_diagnostics(tmp_path):
     found = run("chain_diagnostics", "--quick", "--figures", tmp_path)
     assert any("The chains disagree" in sentence for sentence in found["stuck"])
-    assert len(list(tmp_path.glob("*.png"))) == 8
+    assert len(list(tmp_path.glob("*.svg"))) == 8
 
 
 @pytest.mark.slow
@@ -311,5 +321,5 @@ def test_paper_figures(tmp_path, monkeypatch, capsys):
     page.write_text("".join(f"<!-- table: figure_{number} -->\n<!-- end -->\n" for number in (1, 2, 3)))
     module["main"](["--quick", "--output", str(page), "--folder", str(tmp_path)])
     for number in (1, 2, 3):
-        assert (tmp_path / f"paper_figure_{number}.png").stat().st_size > 10_000
+        assert (tmp_path / f"paper_figure_{number}.svg").stat().st_size > 10_000
     assert page.read_text().count("Paper:") == 3
