@@ -81,6 +81,14 @@ class SubsetDistribution(Drawn):
         proper = jnp.all((items >= 0) & (items <= n), axis=-1) & are_distinct(self.with_pinned(items), n)
         return jnp.clip(items, 0, n), proper
 
+    def _after(self, numbers: Array, subsets: Array) -> Array:
+        """The subsets (..., m), known only once numbers of the kernels are: empty ones where these are not numbers.
+
+        One after the other: on a CPU two batches of factorisations at once may wait for each other forever. XLA takes
+        an optimization barrier out before it plans what runs side by side.
+        """
+        return jnp.where(jnp.isnan(lax.stop_gradient(numbers))[..., None], self.num_items, subsets)
+
     # --- Probabilities -----------------------------------------------------------------------------------------------
 
     @validate_sample
@@ -106,8 +114,9 @@ class SubsetDistribution(Drawn):
         inside = self.contains(value)
         # No subset in the support is larger than max_size, so the columns beyond that are padding.
         subsets = jnp.where(inside[..., None], value, self.num_items)[..., : self.max_size].astype(jnp.int32)
-        # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.
-        subsets, _ = lax.optimization_barrier((subsets, lax.stop_gradient((log_normalizer, log_size_weights))))
+        subsets = self._after(log_normalizer, subsets)
+        if log_size_weights is not None:
+            subsets = self._after(log_size_weights[..., 0], subsets)
         log_weight = self._log_weights(subsets, log_size_weights)
         possible = inside & (log_weight > -jnp.inf) & (log_normalizer != -jnp.inf)
         log_prob = jnp.where(possible, log_weight - jnp.where(possible, log_normalizer, 0.0), -jnp.inf)
@@ -160,6 +169,8 @@ class SubsetDistribution(Drawn):
     @compiled("num_certain")
     def _marginal_log_prob(self, items: Array, *, num_certain: int) -> Array:
         items, proper = self._clipped(items)
+        log_normalizer = self.log_normalizer
+        items = self._after(log_normalizer, items)
         target, together = self.target, self.with_pinned(items)
         if target.is_unlimited:
             W, C = self.W, jnp.vectorize(gram, signature="(n,d)->(d,d)")(target.kernel.X)
@@ -168,14 +179,14 @@ class SubsetDistribution(Drawn):
             pinned = self._per_subset(log_minors, marginal, self.with_pinned(jnp.zeros(0, jnp.int32)), "(s)")
             log_joint = self._per_subset(log_minors, marginal, together, "(s)")
         else:
-            pinned = self.log_normalizer
+            pinned = log_normalizer
             more = replace(target, num_certain=self.num_certain + num_certain)
             log_joint = self._per_subset(probabilities.log_sums_given, more, together, "(s)")
         possible = proper & (log_joint > -jnp.inf) & (pinned > -jnp.inf)
         log_prob = jnp.where(possible, log_joint, 0.0) - jnp.where(possible, pinned, 0.0)
         # Where the items are certain, rounding must not make them more than that, nor halve the derivative.
         log_prob = jnp.where(possible, with_derivatives_of(jnp.minimum(log_prob, 0.0), log_prob), -jnp.inf)
-        return jnp.where(jnp.isnan(self.log_normalizer), jnp.nan, log_prob)
+        return jnp.where(jnp.isnan(log_normalizer), jnp.nan, log_prob)
 
     def next_item_log_prob(self, items: ArrayLike) -> Array:
         r"""The log-probability of every item as the one more item that joins ``items`` (..., m): an array (..., n).
