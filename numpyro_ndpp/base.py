@@ -106,7 +106,13 @@ class SubsetDistribution(Drawn):
         :raises ValueError: for a single number, and for values that do not broadcast with the batch of kernels.
         """
         value = item_numbers("value", value, "; for 0/1 vectors use multihot()")
-        return self._log_prob(value, self.log_normalizer, self.log_size_weights)
+        weights = self.log_size_weights  # once: what is traced is not kept
+        return self._log_prob(value, self._log_normalizer_for(weights), weights)
+
+    def _log_normalizer_for(self, log_size_weights: Array | None) -> Array:
+        """The normaliser where the weights of the sizes are known already."""
+        del log_size_weights
+        return self.log_normalizer
 
     @compiled()
     def _log_prob(self, value: Array, log_normalizer: Array, log_size_weights: Array | None) -> Array:

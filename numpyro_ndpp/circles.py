@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ndpp.linalg import matmul
+from numpyro_ndpp.linalg import log_det_and_angle, log_det_angle_and_inverse, matmul, once_known
 from numpyro_ndpp.normalizer import Pencil
 from numpyro_ndpp.platforms import platform
 
@@ -189,8 +189,8 @@ def _one_by_one(poly: Pencil, nodes: _Nodes) -> tuple[Array, Array]:
     def compute(t: Array, needed: Array) -> tuple[Array, Array]:
         # At a node that is not needed f may vanish, and its derivatives would be no numbers.
         matrices = jnp.where(needed[:, None, None], poly.constant + t[:, None, None] * poly.linear, identity)
-        sign, log_abs = jnp.linalg.slogdet(matrices)
-        return jnp.angle(sign), log_abs
+        log_abs, angle = log_det_and_angle(matrices)
+        return angle, log_abs
 
     def nothing(t: Array, needed: Array) -> tuple[Array, Array]:
         return jnp.zeros(t.shape, dtype), jnp.zeros(t.shape, dtype)
@@ -200,25 +200,6 @@ def _one_by_one(poly: Pencil, nodes: _Nodes) -> tuple[Array, Array]:
     else:
         angle, log_abs = lax.map(lambda chunk: lax.cond(jnp.any(chunk[1]), compute, nothing, *chunk), (t, needed))
     return angle.reshape(-1)[:number], log_abs.reshape(-1)[:number]
-
-
-@jax.custom_jvp
-def _log_det_and_inverse(A: Array) -> tuple[Array, Array]:
-    """log |det A| and A⁻¹ of a matrix that is regular, by one factorisation."""
-    lu, _, permutation = lax.linalg.lu(A)
-    identity = jnp.eye(len(A), dtype=A.dtype)[permutation]
-    half = lax.linalg.triangular_solve(lu, identity, left_side=True, lower=True, unit_diagonal=True)
-    inverse = lax.linalg.triangular_solve(lu, half, left_side=True, lower=False)
-    return jnp.sum(jnp.log(jnp.abs(jnp.diagonal(lu)))), inverse
-
-
-@_log_det_and_inverse.defjvp
-def _log_det_and_inverse_jvp(
-    primals: tuple[Array], tangents: tuple[Array]
-) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    log_det, inverse = _log_det_and_inverse(primals[0])
-    slopes = jnp.sum(inverse.T * tangents[0]), -matmul(matmul(inverse, tangents[0]), inverse)
-    return (log_det, inverse), slopes
 
 
 def _powers(Q: Array) -> list[Array]:
@@ -258,7 +239,7 @@ def _by_traces(poly: Pencil, circles: _Circles, nodes: _Nodes, is_wide: Array) -
     def compute(first: Array) -> tuple[Array, Array]:
         # Only pencils of eigenvalues that are known come here: their constant is the identity.
         whole = identity + jnp.exp(circles.log_radius[first]) * poly.linear
-        log_whole, inverse = _log_det_and_inverse(whole)
+        log_whole, _, inverse = log_det_angle_and_inverse(whole)
         traces = _traces(identity - 2 * inverse)
         angle = d * nodes.angle / 2 - matmul(imag, traces)
         log_abs = log_whole + d * jnp.log(jnp.cos(nodes.angle / 2)) - matmul(real, traces)
@@ -292,7 +273,7 @@ def log_coefficients(
     angle, log_abs = _one_by_one(poly, nodes)
     if eigenvalues is not None and len(eigenvalues) >= _SMALLEST_RANK:
         # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.
-        poly, _ = lax.optimization_barrier((poly, log_abs))
+        poly = poly._replace(linear=once_known(jnp.sum(log_abs), poly.linear))
         more_angle, more_log_abs = _by_traces(poly, circles, nodes, is_wide)
         angle, log_abs = angle + more_angle, log_abs + more_log_abs
     relative = jnp.where(nodes.counts, jnp.exp(log_abs - circles.log_sum[nodes.first]), 0.0)

@@ -27,6 +27,16 @@ def _with_derivatives_of_jvp(primals: tuple[Array, Array], tangents: tuple[Array
     return with_derivatives_of(*primals), tangents[1]
 
 
+def once_known(first: Array, value: Array) -> Array:
+    """``value`` itself, to be had only once ``first``, which broadcasts with it, is known.
+
+    On a CPU two batches of factorisations at once may wait for each other forever. XLA takes an optimization barrier
+    out before it plans what runs side by side; it does not see through this.
+    """
+    other = jnp.where(jnp.isnan(lax.stop_gradient(first)), value, jnp.inf)
+    return with_derivatives_of(jnp.minimum(value, other), value)
+
+
 def column_lengths(C: Array) -> Array:
     """The lengths (d,) of the columns of X from C = XᵀX, one for a column of zeros. No gradient passes through."""
     length = lax.stop_gradient(jnp.sqrt(jnp.diagonal(C)))
@@ -76,6 +86,54 @@ def _log_det_and_slope_jvp(
     value, slope = log_det_and_slope(*primals)
     of_slope = -matmul(matmul(slope, tangents[0].T), slope)
     return (value, slope), (jnp.sum(slope * tangents[0]), of_slope)
+
+
+@jax.custom_jvp
+def log_det_and_angle(A: Array) -> tuple[Array, Array]:
+    """log |det A| and the angle of det A of matrices (..., m, m) that are regular.
+
+    All factorisations are done where the value is computed, and none where a derivative is carried back. What comes
+    later in the program can be made to wait for the value; what carries derivatives back would meet the
+    factorisations of others, and on a CPU two batches of them at once may wait for each other forever.
+    """
+    sign, log_abs = jnp.linalg.slogdet(A)
+    return log_abs, jnp.angle(sign)
+
+
+@log_det_and_angle.defjvp
+def _log_det_and_angle_jvp(
+    primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    log_abs, angle, inverse = log_det_angle_and_inverse(primals[0])
+    slope = jnp.sum(jnp.swapaxes(inverse, -1, -2) * tangents[0], axis=(-2, -1))
+    log_abs = once_known(jnp.sum(jnp.real(inverse), axis=(-2, -1)), log_abs)
+    return (log_abs, angle), (jnp.real(slope), jnp.imag(slope))
+
+
+@jax.custom_jvp
+def log_det_angle_and_inverse(A: Array) -> tuple[Array, Array, Array]:
+    """:func:`log_det_and_angle` and A⁻¹, by one factorisation."""
+    lu, pivots, permutation = lax.linalg.lu(A)
+    identity = jnp.broadcast_to(jnp.eye(A.shape[-1], dtype=A.dtype), A.shape)
+    permuted = jnp.take_along_axis(identity, permutation[..., None], axis=-2)
+    half = lax.linalg.triangular_solve(lu, permuted, left_side=True, lower=True, unit_diagonal=True)
+    inverse = lax.linalg.triangular_solve(lu, half, left_side=True, lower=False)
+    diagonal = jnp.diagonal(lu, axis1=-2, axis2=-1)
+    swaps = jnp.sum(pivots != jnp.arange(A.shape[-1]), axis=-1)
+    # The signs are multiplied up: a sum of a hundred angles would lose digits.
+    size = jnp.abs(diagonal)
+    sign = jnp.prod(diagonal / jnp.where(size > 0, size, 1.0), axis=-1) * jnp.where(swaps % 2 == 0, 1, -1)
+    return jnp.sum(jnp.log(size), axis=-1), jnp.angle(sign), inverse
+
+
+@log_det_angle_and_inverse.defjvp
+def _log_det_angle_and_inverse_jvp(
+    primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
+    log_abs, angle, inverse = log_det_angle_and_inverse(primals[0])
+    slope = jnp.sum(jnp.swapaxes(inverse, -1, -2) * tangents[0], axis=(-2, -1))
+    of_inverse = -matmul(matmul(inverse, tangents[0]), inverse)
+    return (log_abs, angle, inverse), (jnp.real(slope), jnp.imag(slope), of_inverse)
 
 
 def _inverse_transposed_by_solving(A: Array) -> tuple[Array, Array, Array]:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_ndpp.kernel import Kernel, rows_of
-from numpyro_ndpp.linalg import adjugate, determinant, matmul
+from numpyro_ndpp.linalg import adjugate, determinant, matmul, once_known
 
 # So many numbers at a time where something is computed for every item beside every one of many subsets.
 _ITEM_CHUNK = 2**22
@@ -84,7 +84,9 @@ def _log_next_probs(X: Array, W: Array, own: _OwnForms, subset: Array) -> Array:
 def _log_next_probs_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
     # Singular values have no derivative where they meet, so that comes from another formula for the same.
     log_probs = _log_next_probs(*primals)
-    subset = primals[3]
+    X, W, own, subset = primals
+    # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.
+    primals = (X, once_known(jnp.sum(jnp.where(log_probs > -jnp.inf, log_probs, 0.0)), W), own)
 
     def slope(X: Array, W: Array, own: Array) -> Array:
         if len(subset) == 0:
@@ -99,7 +101,7 @@ def _log_next_probs_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> 
         total = jnp.where(jnp.any(usable), total, 1.0)
         return jnp.where(usable, jnp.log(jnp.where(usable, bordered, 1.0)) - jnp.log(total), 0.0)
 
-    return log_probs, jax.jvp(slope, (*primals[:2], primals[2].values), (*tangents[:2], tangents[2].values))[1]
+    return log_probs, jax.jvp(slope, (*primals[:2], own.values), (*tangents[:2], tangents[2].values))[1]
 
 
 def _are_members(subset: Array, n: int) -> Array:

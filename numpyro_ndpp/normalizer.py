@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_ndpp.kernel import marginal_matrix
-from numpyro_ndpp.linalg import column_lengths, matmul
+from numpyro_ndpp.linalg import column_lengths, log_det_and_angle, matmul
 from numpyro_ndpp.target import Pinned
 
 # The radius only has to be near the saddle point: half an item of mean size off costs no digit.
@@ -239,13 +239,14 @@ def log_circle_sum(
 
     angle = (2 * math.pi / nodes) * (jnp.arange(nodes // 2, dtype=dtype) + 0.5)  # the others are conjugates
     t = jnp.exp(log_radius) * lax.complex(jnp.cos(angle), jnp.sin(angle))
-    sign, log_abs = jnp.linalg.slogdet(A + t[:, None, None] * M)
+    log_abs, angle_of_det = log_det_and_angle(A + t[:, None, None] * M)
 
     log_power = jnp.where(wanted, -sizes * log_radius, -jnp.inf)
     shift_power, shift_abs = jnp.max(log_power, initial=jnp.finfo(dtype).min), lax.stop_gradient(jnp.max(log_abs))
     turn = angle[:, None] * sizes
     power = jnp.sum(jnp.exp(log_power - shift_power) * lax.complex(jnp.cos(turn), -jnp.sin(turn)), axis=1)
     magnitude = jnp.exp(log_abs - shift_abs)
+    sign = lax.complex(jnp.cos(angle_of_det), jnp.sin(angle_of_det))
     total = jnp.sum(magnitude * jnp.real(sign * power))
     positive = total > nodes * d * eps * jnp.sum(magnitude * jnp.abs(power))
     log_sum = shift_abs + shift_power + jnp.log(jnp.where(positive, total, 1.0)) - math.log(nodes / 2)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_ndpp.kernel import Kernel, marginal_matrix, quadratic_forms
-from numpyro_ndpp.linalg import with_derivatives_of
+from numpyro_ndpp.linalg import once_known, with_derivatives_of
 from numpyro_ndpp.normalizer import log_sum_esp, log_sum_esp_given
 from numpyro_ndpp.size_law import log_esps, log_esps_given, restrict_sizes
 from numpyro_ndpp.target import Target
@@ -79,10 +79,11 @@ def size_weights_of(kernel: Kernel, size_logits: Array) -> Array:
 
 def size_log_probs(target: Target) -> Array:
     """log P(T has s items) for s = 0 .. d (d+1,)."""
-    log_weights = log_weights_of_sizes(target, target.kernel.C)
+    log_z = log_normalizer(target)
+    # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.
+    log_weights = log_weights_of_sizes(target, once_known(log_z, target.kernel.C))
     # What is impossible is for the normaliser to say. A size of probability zero is missing in the derivatives of this
     # sum, and is not in the normaliser's.
-    log_z = log_normalizer(target)
     total = with_derivatives_of(jax.nn.logsumexp(log_weights), log_z)
     log_probs = jnp.where((log_weights > -jnp.inf) & (log_z > -jnp.inf), log_weights - total, -jnp.inf)
     return jnp.where(jnp.isnan(log_z), jnp.nan, log_probs)

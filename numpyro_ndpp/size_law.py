@@ -16,7 +16,7 @@ from jax import Array, lax
 
 from numpyro_ndpp.circles import log_coefficients
 from numpyro_ndpp.kernel import marginal_matrix
-from numpyro_ndpp.linalg import column_lengths, matmul
+from numpyro_ndpp.linalg import column_lengths, matmul, once_known
 from numpyro_ndpp.normalizer import (
     Pencil,
     balanced_product,
@@ -93,8 +93,9 @@ def _log_esps_jvp(most: int, primals: tuple[Array, Array], tangents: tuple[Array
     # No derivative passes through eigenvalues.
     eigenvalues = _eigenvalues(*lax.stop_gradient(primals))
     about = _of_eigenvalues(eigenvalues)
-    slopes = jax.jvp(lambda W, C: _by_circles(pencil(W, C), about, most, eigenvalues), primals, tangents)[1]
-    return _log_esps(most, *primals), jnp.where(jnp.isfinite(about), slopes.at[0].set(0.0), 0.0)  # e_0 is one
+    found, slopes = jax.jvp(lambda W, C: _by_circles(pencil(W, C), about, most, eigenvalues), primals, tangents)
+    slopes = jnp.where(jnp.isfinite(about), slopes.at[0].set(0.0), 0.0)  # e_0 is one
+    return once_known(found, _log_esps(most, *primals)), slopes
 
 
 def _by_circles(poly: Pencil, log_e: Array, most: int, eigenvalues: Array | None = None) -> Array:
@@ -183,10 +184,10 @@ def _missing_ranks(W: Array, pinned: Pinned) -> Array:
 def _log_esps_given_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
     W, C, rows, present, _, _ = primals
     value = _log_esps_given(*primals)
-    slopes = jax.jvp(
+    found, slopes = jax.jvp(
         lambda W, C, rows: _by_circles(pencil(W, C, Pinned(rows, present)), value, len(W)), (W, C, rows), tangents[:3]
-    )[1]
-    return value, jnp.where(jnp.isfinite(value), slopes, 0.0)
+    )
+    return once_known(found, value), jnp.where(jnp.isfinite(value), slopes, 0.0)
 
 
 def log_scales_of_mean_size(log_e: Array, mean_sizes: Array) -> Array:

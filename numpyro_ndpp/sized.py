@@ -60,9 +60,13 @@ class _FreeSize(SubsetDistribution):
 
         Up to the constant that ``size_logits`` leave open.
         """
+        return self._log_normalizer_for(self.log_size_weights)
+
+    def _log_normalizer_for(self, log_size_weights: Array | None) -> Array:
         if self._pinned is not None or self._excluded is not None:
             return super().log_normalizer
-        return _log_sums(self.size_logits, self.log_size_weights)
+        # Which sizes there are is no matter of derivatives.
+        return _log_sums(self.size_logits, lax.stop_gradient(log_size_weights))
 
     def greedy(self, k: int | None = None, *, num_exchanges: int = 0) -> Array:
         """As that of :meth:`numpyro_ndpp.NDPP.greedy`; without k the most probable of the greedy subsets of all sizes.

@@ -7,30 +7,29 @@ depend on each other, at however many removes, never meet.
 
 import re
 
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*)$")
 _BATCHED = re.compile(r"^\(?\w+\[(\d+(?:,\d+)*),\d+,\d+\].*custom_call_target=\"lapack_\w+\"")
 _CALLED = re.compile(r"(?:calls|body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 
 
-def computations(hlo: str) -> tuple[dict[str, dict[str, str]], str]:
-    """The instructions of every computation by their names, and the name of the entry."""
+def computations(hlo: str) -> dict[str, dict[str, str]]:
+    """The instructions of every computation by their names."""
     found: dict[str, dict[str, str]] = {}
-    entry = current = ""
+    current = ""
     for line in hlo.splitlines():
         if head := _COMPUTATION.match(line):
-            current = head[2]
+            current = head[1]
             found[current] = {}
-            entry = current if head[1] else entry
         elif current and (match := _INSTRUCTION.match(line)):
             found[current][match[1]] = match[2]
-    return found, entry
+    return found
 
 
 def pairs_in_flight(hlo: str) -> list[tuple[str, str]]:
     """The pairs of instructions that do not depend on each other and both have a batch of factorisations within."""
-    found, _ = computations(hlo)
+    found = computations(hlo)
     has_batch: dict[str, bool] = {}
 
     def within(computation: str) -> bool:
