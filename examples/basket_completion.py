@@ -69,6 +69,7 @@ def fit(baskets, share: np.ndarray, d1: int, d2: int, spread: tuple[float, float
     adam = numpyro.optim.Adam(lambda step: 0.03 * 0.5 * (1 + jnp.cos(jnp.pi * step / num_steps)))
     posterior = partial(model, share=share, d1=d1, d2=d2, spread=spread, batch_size=500)
     svi = SVI(posterior, guide, adam, Trace_ELBO())
+    print("The model is compiled, which takes some seconds; then it is fitted:", flush=True)
     state = jax.jit(svi.init)(random.key(1), baskets)  # as a whole, which takes less time than piece by piece
     points = svi.run(random.key(1), num_steps, baskets, init_state=state).params
     quality = jnp.exp(points["log_quality_point"])[:, None]
@@ -175,10 +176,11 @@ def main(arguments: list[str] | None = None) -> None:
     if held_out:
         judge(law, held_out, lists)
 
+    print("\nBaskets are drawn from the fitted model.", flush=True)
     predicted = law.sample(random.key(2), (min(len(lists), 2000),))
     draw_figure(options.figure, law, baskets, predicted, names, number)
     likelihood = jax.jit(lambda law: law.log_prob(baskets).mean())
-    print(f"\nMean log-likelihood: {likelihood(law):.3f}", end="")
+    print(f"Mean log-likelihood: {likelihood(law):.3f}", end="")
     print(f" (truth {likelihood(truth):.3f})" if known else "")
     print(f"Sizes, item frequencies and pairs are drawn in {options.figure} ({time.perf_counter() - start:.0f} s)")
 

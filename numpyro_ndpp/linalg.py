@@ -97,7 +97,7 @@ def log_det_and_angle(A: Array) -> tuple[Array, Array]:
     factorisations of others, and on a CPU two batches of them at once may wait for each other forever.
     """
     sign, log_abs = jnp.linalg.slogdet(A)
-    return log_abs, jnp.angle(sign)
+    return log_abs, jnp.arctan2(jnp.imag(sign), jnp.real(sign))
 
 
 @log_det_and_angle.defjvp
@@ -123,7 +123,7 @@ def log_det_angle_and_inverse(A: Array) -> tuple[Array, Array, Array]:
     # The signs are multiplied up: a sum of a hundred angles would lose digits.
     size = jnp.abs(diagonal)
     sign = jnp.prod(diagonal / jnp.where(size > 0, size, 1.0), axis=-1) * jnp.where(swaps % 2 == 0, 1, -1)
-    return jnp.sum(jnp.log(size), axis=-1), jnp.angle(sign), inverse
+    return jnp.sum(jnp.log(size), axis=-1), jnp.arctan2(jnp.imag(sign), jnp.real(sign)), inverse
 
 
 @log_det_angle_and_inverse.defjvp
