@@ -66,6 +66,10 @@ class SubsetDistribution(Drawn):
         return jnp.where(is_none, -jnp.inf, log_minors + jnp.where(is_none, 0.0, weights))
 
     def _per_subset(self, function: Callable[..., Array], kernels: Any, subsets: Array, out: str) -> Array:
+        self._check_broadcast(subsets)
+        return per_subset(function, kernels, len(self.batch_shape), subsets, out)
+
+    def _check_broadcast(self, subsets: Array) -> None:
         try:
             lax.broadcast_shapes(subsets.shape[:-1], self.batch_shape)
         except ValueError:
@@ -73,7 +77,6 @@ class SubsetDistribution(Drawn):
                 f"sets of items of shape {subsets.shape}, the last dimension a set's, must broadcast with a batch of "
                 f"shape {self.batch_shape}"
             ) from None
-        return per_subset(function, kernels, len(self.batch_shape), subsets, out)
 
     def _clipped(self, items: Array) -> tuple[Array, Array]:
         """Sets of items (..., m), increasing, and which are proper: no item twice, none pinned, all in range."""
@@ -87,6 +90,7 @@ class SubsetDistribution(Drawn):
         One after the other: on a CPU two batches of factorisations at once may wait for each other forever. XLA takes
         an optimization barrier out before it plans what runs side by side.
         """
+        self._check_broadcast(subsets)
         return jnp.where(jnp.isnan(lax.stop_gradient(numbers))[..., None], self.num_items, subsets)
 
     # --- Probabilities -----------------------------------------------------------------------------------------------
