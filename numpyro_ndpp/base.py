@@ -124,9 +124,7 @@ class SubsetDistribution(Drawn):
         inside = self.contains(value)
         # No subset in the support is larger than max_size, so the columns beyond that are padding.
         subsets = jnp.where(inside[..., None], value, self.num_items)[..., : self.max_size].astype(jnp.int32)
-        subsets = self._after(log_normalizer, subsets)
-        if log_size_weights is not None:
-            subsets = self._after(log_size_weights[..., 0], subsets)
+        subsets = self._after(log_normalizer, subsets)  # which itself comes after the weights of the sizes
         log_weight = self._log_weights(subsets, log_size_weights)
         possible = inside & (log_weight > -jnp.inf) & (log_normalizer != -jnp.inf)
         log_prob = jnp.where(possible, log_weight - jnp.where(possible, log_normalizer, 0.0), -jnp.inf)

@@ -64,7 +64,7 @@ def test_every_name_of_the_reference_exists():
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", ".ci/run", ".github/pull_request_template.md"])
 def test_every_command_exists(page):
-    if not (ROOT / page).exists():
+    if page.startswith(".github/") and not (ROOT / ".github").exists():
         pytest.skip(f"{page} is in a clone only")
     targets = set(re.findall(r"^([a-z][\w-]*):(?!=)", text("Makefile"), re.MULTILINE))
     named = set(re.findall(r"(?:`|^\s*)make ([a-z][\w-]*)", text(page), re.MULTILINE))
