@@ -48,7 +48,9 @@ _NUM_TRACES = 24
 _TOLERANCE = 0.6
 _LARGEST_TANGENT = 0.9
 _SMALLEST_RANK = 48
-# So many nodes more than sizes, for small kernels whose sizes want a circle each.
+# There is room for so many nodes a size, and some more for small kernels, whose sizes want a circle each. Pairs of
+# eigenvalues that are far from each other need most of them.
+_NODES_PER_SIZE = {"float32": 1.25, "float64": 3.25}
 _MORE_NODES = 48
 
 
@@ -61,11 +63,12 @@ class _Circles(NamedTuple):
     log_sum: Array  # (s,) log f(r)
 
 
-def place_circles(log_e: Array, wanted: Array) -> _Circles:
+def place_circles(log_e: Array, wanted: Array, log_radii: Array | None = None) -> _Circles:
     """Circles that serve all wanted sizes, one after the other, each with as large a radius as its first size allows.
 
     :param log_e: the logarithms of the coefficients (s,), about; -inf where they are zero.
     :param wanted: (s,) which are to be computed.
+    :param log_radii: those to choose from (r,), ascending; any if None.
     """
     num_sizes, dtype = len(log_e), log_e.dtype
     sizes, log_eps = jnp.arange(num_sizes), math.log(jnp.finfo(dtype).eps)
@@ -79,14 +82,20 @@ def place_circles(log_e: Array, wanted: Array) -> _Circles:
         log_sum = jax.nn.logsumexp(terms)
         return terms - log_sum, log_sum
 
+    def is_small(log_p: Array, first: Array) -> Array:
+        mean = jnp.sum(jnp.exp(log_p) * sizes, axis=-1)
+        return ((log_p[..., first] >= _COVERED) | (mean < first)) & (mean < most - 0.5)
+
     def radius_for(first: Array) -> Array:
+        if log_radii is not None:
+            is_choice = is_small(jax.vmap(log_probs)(log_radii)[0], first)
+            return log_radii[jnp.maximum(jnp.sum(is_choice) - 1, 0)]
+
         def halve(_: Array, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
             low, high = bracket
             middle = 0.5 * (low + high)
-            log_p, _ = log_probs(middle)
-            mean = jnp.sum(jnp.exp(log_p) * sizes)
-            is_small = ((log_p[first] >= _COVERED) | (mean < first)) & (mean < most - 0.5)
-            return jnp.where(is_small, middle, low), jnp.where(is_small, high, middle)
+            larger = is_small(log_probs(middle)[0], first)
+            return jnp.where(larger, middle, low), jnp.where(larger, high, middle)
 
         log_radius = lax.fori_loop(0, _HALVINGS, halve, (-bound, bound))[0]
         return jnp.where(is_single, jnp.zeros((), dtype), log_radius)
@@ -127,8 +136,13 @@ class _Nodes(NamedTuple):
     is_single: Array  # (j,) computed one by one
 
 
-def place_nodes(circles: _Circles, log_e: Array, eigenvalues: Array | None, number: int) -> tuple[_Nodes, Array]:
-    """The nodes, and which circles (s,) are wide."""
+def place_nodes(
+    circles: _Circles, log_e: Array, eigenvalues: Array | None, number: int, all_count: bool
+) -> tuple[_Nodes, Array]:
+    """The nodes, and which circles (s,) are wide.
+
+    :param all_count: whether log_e is too rough to say where f is small.
+    """
     num_sizes, eps = len(log_e), jnp.finfo(log_e.dtype).eps
     ends = jnp.cumsum(circles.num_upper)
     node = jnp.arange(number)
@@ -138,7 +152,9 @@ def place_nodes(circles: _Circles, log_e: Array, eigenvalues: Array | None, numb
     angle = math.pi * (place + 0.5) / num_upper.astype(log_e.dtype)
     log_radius = circles.log_radius[first]
     is_wide = jnp.zeros(num_sizes, bool)
-    if eigenvalues is None:
+    if all_count:
+        counts = node < ends[-1]
+    elif eigenvalues is None:
         weight, limit = _weights_by_sizes(log_e + jnp.arange(num_sizes) * log_radius[:, None], angle)
         counts = (node < ends[-1]) & (weight > limit)
     else:
@@ -178,6 +194,11 @@ def _weights_by_sizes(terms: Array, angle: Array) -> tuple[Array, Array]:
     return f + slope, _ROUNDING_UNITS * jnp.finfo(terms.dtype).eps * (1 + spread)
 
 
+def num_places(num_sizes: int, dtype: jnp.dtype) -> int:
+    """How many nodes there is room for."""
+    return math.ceil(_NODES_PER_SIZE[jnp.dtype(dtype).name] * num_sizes) + _MORE_NODES
+
+
 def _one_by_one(poly: Pencil, nodes: _Nodes) -> tuple[Array, Array]:
     """Angle and log-modulus of f at the nodes (j,), zeros beyond those that are computed one by one."""
     size, number, dtype = len(poly.linear), len(nodes.angle), poly.linear.dtype
@@ -189,7 +210,7 @@ def _one_by_one(poly: Pencil, nodes: _Nodes) -> tuple[Array, Array]:
     def compute(t: Array, needed: Array) -> tuple[Array, Array]:
         # At a node that is not needed f may vanish, and its derivatives would be no numbers.
         matrices = jnp.where(needed[:, None, None], poly.constant + t[:, None, None] * poly.linear, identity)
-        log_abs, angle = log_det_and_angle(matrices)
+        log_abs, angle, _ = log_det_and_angle(matrices)
         return angle, log_abs
 
     def nothing(t: Array, needed: Array) -> tuple[Array, Array]:
@@ -239,7 +260,7 @@ def _by_traces(poly: Pencil, circles: _Circles, nodes: _Nodes, is_wide: Array) -
     def compute(first: Array) -> tuple[Array, Array]:
         # Only pencils of eigenvalues that are known come here: their constant is the identity.
         whole = identity + jnp.exp(circles.log_radius[first]) * poly.linear
-        log_whole, _, inverse = log_det_angle_and_inverse(whole)
+        (log_whole, *_), inverse = log_det_angle_and_inverse(whole)
         traces = _traces(identity - 2 * inverse)
         angle = d * nodes.angle / 2 - matmul(imag, traces)
         log_abs = log_whole + d * jnp.log(jnp.cos(nodes.angle / 2)) - matmul(real, traces)
@@ -255,21 +276,29 @@ def _by_traces(poly: Pencil, circles: _Circles, nodes: _Nodes, is_wide: Array) -
 
 
 def log_coefficients(
-    poly: Pencil, log_e: Array, wanted: Array, num_wanted: int, eigenvalues: Array | None = None
-) -> Array:
+    poly: Pencil,
+    log_e: Array,
+    wanted: Array,
+    num_wanted: int,
+    eigenvalues: Array | None = None,
+    log_radii: Array | None = None,
+) -> tuple[Array, Array]:
     """log e_k (s,) of the wanted sizes, by circles, without the pencil's factor; zero for the others.
 
     :param log_e: the same (s,), about, for the radii; -inf where a coefficient is zero. No gradient passes through it.
     :param wanted: (s,) which sizes are wanted.
     :param num_wanted: how many there are at the most.
     :param eigenvalues: λ (d,) with f(t) = Π (1 + λ t), if they are known: then fewer nodes are computed.
+    :param log_radii: the radii (r,) that bounds ``log_e`` were found at, if they are bounds and no more.
+    :return: log e_k, NaN where there is no room for the nodes; and the smallest probability P_r(k) of a wanted size on
+        its circle.
 
     Differentiable to any order.
     """
     log_e, sizes = lax.stop_gradient(log_e), jnp.arange(len(log_e))
-    wanted = wanted & (log_e > -jnp.inf)
-    circles = place_circles(log_e, wanted)
-    nodes, is_wide = place_nodes(circles, log_e, lax.stop_gradient(eigenvalues), num_wanted + _MORE_NODES)
+    wanted, number = wanted & (log_e > -jnp.inf), num_places(num_wanted, log_e.dtype)
+    circles = place_circles(log_e, wanted, log_radii)
+    nodes, is_wide = place_nodes(circles, log_e, lax.stop_gradient(eigenvalues), number, log_radii is not None)
     angle, log_abs = _one_by_one(poly, nodes)
     if eigenvalues is not None and len(eigenvalues) >= _SMALLEST_RANK:
         # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.
@@ -284,4 +313,7 @@ def log_coefficients(
     usable = wanted & (probs > 0)
     log_probs = jnp.log(jnp.where(usable, probs, 1.0))
     value = log_probs + circles.log_sum[circles.first] - sizes * circles.log_radius[circles.first]
-    return jnp.where(usable, value, 0.0)
+    has_room = jnp.cumsum(circles.num_upper)[circles.first] <= number
+    value = jnp.where(usable, jnp.where(has_room, value, jnp.nan), 0.0)
+    least = jnp.min(jnp.where(wanted, jnp.where(has_room, probs, 0.0), 1.0))
+    return value, lax.stop_gradient(least)

@@ -239,7 +239,7 @@ def log_circle_sum(
 
     angle = (2 * math.pi / nodes) * (jnp.arange(nodes // 2, dtype=dtype) + 0.5)  # the others are conjugates
     t = jnp.exp(log_radius) * lax.complex(jnp.cos(angle), jnp.sin(angle))
-    log_abs, angle_of_det = log_det_and_angle(A + t[:, None, None] * M)
+    log_abs, angle_of_det, rounding = log_det_and_angle(A + t[:, None, None] * M)
 
     log_power = jnp.where(wanted, -sizes * log_radius, -jnp.inf)
     shift_power, shift_abs = jnp.max(log_power, initial=jnp.finfo(dtype).min), lax.stop_gradient(jnp.max(log_abs))
@@ -248,7 +248,7 @@ def log_circle_sum(
     magnitude = jnp.exp(log_abs - shift_abs)
     sign = lax.complex(jnp.cos(angle_of_det), jnp.sin(angle_of_det))
     total = jnp.sum(magnitude * jnp.real(sign * power))
-    positive = total > nodes * d * eps * jnp.sum(magnitude * jnp.abs(power))
+    positive = total > jnp.sum((nodes * d * eps + rounding) * magnitude * jnp.abs(power))
     log_sum = shift_abs + shift_power + jnp.log(jnp.where(positive, total, 1.0)) - math.log(nodes / 2)
     log_sum = jnp.where(possible & positive, log_sum + poly.log_factor, -jnp.inf)
     return jnp.where(jnp.isnan(norm), jnp.nan, log_sum)  # of what is not a number, nothing is zero to rounding

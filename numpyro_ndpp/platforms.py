@@ -22,6 +22,8 @@ class Platform(NamedTuple):
     """No group is smaller than this. An accelerator waits for the width of each, so it has fewer of them."""
     circle_chunk_bytes: int
     """Matrices that are factorised at once: as soon as a chunk has none that counts, a CPU is done."""
+    slow_eigenvalues: bool
+    """Whether eigenvalues of a general matrix take as long as many determinants."""
     draw_chunk_bytes: int
     """What draws side by side take together: within a cache, or as many as fill an accelerator."""
     draws_alone: bool
@@ -36,6 +38,7 @@ _CPU = Platform(
     num_groups=24,
     smallest_group=8,
     circle_chunk_bytes=2 * 2**20,
+    slow_eigenvalues=False,
     draw_chunk_bytes=16 * 2**20,
     draws_alone=True,
     chains_side_by_side=256,
@@ -46,6 +49,7 @@ _ACCELERATOR = Platform(
     num_groups=8,
     smallest_group=512,
     circle_chunk_bytes=2**30,
+    slow_eigenvalues=True,
     draw_chunk_bytes=4 * 2**30,
     draws_alone=False,
     chains_side_by_side=2**31 - 1,

@@ -25,12 +25,16 @@ from numpyro_ndpp.normalizer import (
     solve_near_sizes,
     true_rank,
 )
+from numpyro_ndpp.platforms import platform
+from numpyro_ndpp.size_bounds import bound_sizes
 from numpyro_ndpp.target import Pinned
 
 # Beside pinned items coefficients are read off at a scale. So many sizes are near enough to be read off at one, unless
 # there would be more scales than that.
 _SIZES_OF_A_SCALE = 4
 _MOST_SCALES = 16
+# On a circle that was placed by bounds every size has to be as likely as this: then its weight is accurate.
+_LEAST_PROBABILITY = 1e-3
 
 
 def _multiply_out(constant: Array, linear: Array, quadratic: Array) -> Array:
@@ -58,7 +62,21 @@ def log_esps(W: Array, C: Array, most: int | None = None) -> Array:
     are accurate to rounding; the logarithm of a coefficient that needs eigenvalues near eps times the largest is only
     as good as these (:func:`log_sum_esp` is better there).
     """
-    return _log_esps(len(W) if most is None else most, W, C)[: None if most is None else most + 1]
+    if most is None or not platform().slow_eigenvalues or most == len(W):  # no bound serves the largest sizes of all
+        return _log_esps(len(W) if most is None else most, W, C)[: None if most is None else most + 1]
+    value, is_accurate = log_esps_by_bounds(W, C, most)
+    return lax.cond(is_accurate, lambda W, C: value, partial(_log_esps, most), W, C)[: most + 1]
+
+
+def log_esps_by_bounds(W: Array, C: Array, most: int) -> tuple[Array, Array]:
+    """log e_0 .. log e_d (d+1,), zero above ``most``, without eigenvalues, and whether they are accurate."""
+    poly = pencil(W, C)
+    bounds = bound_sizes(poly.linear, most)
+    wanted = jnp.arange(len(bounds.log_e)) <= most
+    value, least = log_coefficients(poly, bounds.log_e, wanted, most + 1, log_radii=bounds.log_radii)
+    # A size whose weight is zero has no more than what rounding gives it.
+    is_accurate = bounds.is_usable & (least > jnp.maximum(_LEAST_PROBABILITY, bounds.rounding))
+    return value.at[0].set(0.0), is_accurate  # e_0 is one
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -101,7 +119,7 @@ def _log_esps_jvp(most: int, primals: tuple[Array, Array], tangents: tuple[Array
 def _by_circles(poly: Pencil, log_e: Array, most: int, eigenvalues: Array | None = None) -> Array:
     """The coefficients of sizes up to ``most``, whose logarithms are known already, in a way that has derivatives."""
     factor, wanted = lax.stop_gradient(poly.log_factor), jnp.arange(len(log_e)) <= most
-    return log_coefficients(poly, log_e - factor, wanted, most + 1, eigenvalues) + poly.log_factor
+    return log_coefficients(poly, log_e - factor, wanted, most + 1, eigenvalues)[0] + poly.log_factor
 
 
 @partial(jax.jit, static_argnames="every_size")

@@ -102,6 +102,18 @@ def test_nothing_of_an_impossible_size():
         law.sample(jax.random.key(0))
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_nothing_of_an_odd_size_beside_an_item(dtype):
+    """What is left of this kernel beside its item is skew; the determinants whose sum is zero are rounded by more."""
+    V, B = column(1.25, -1.75, 0.5, 1), matrix([1, 1], [0, 0], [-1.5, -1.75], [0.5, 1.25])
+    D = matrix([0.75, 0.5], [-2.25, -1.25])
+    law = KNDPP(V.astype(dtype), B.astype(dtype), D.astype(dtype), 2).condition([1], [3])
+    assert law.log_normalizer == -jnp.inf
+    assert (law.inclusion_probs() == 0).all()
+    assert (law.size_log_prob() == -jnp.inf).all()
+    assert (law.marginal_log_prob(jnp.array([[0], [2]])) == -jnp.inf).all()
+
+
 def test_marginals_agree_with_inclusion():
     V, B, D = column(0, 0, 1, 0), matrix([1, 0], [0, 0], [1, 1], [1, 0]), matrix([0, -1], [0, 1])
     law = KNDPP(V, B, D, 1)

@@ -15,10 +15,10 @@ from kernels import HARDEST, KERNELS, PARTS, TRUE_RANK, N, all_subsets, factors,
 from numpyro.infer import MCMC, SVI, Predictive, Trace_ELBO
 
 from numpyro_ndpp import KNDPP, NDPP, Cholesky, Exact, Rejection, SizedNDPP, SubsetGibbs, UpDown, pad_subsets
-from numpyro_ndpp.circles import log_coefficients, place_circles, place_nodes
+from numpyro_ndpp.circles import log_coefficients, num_places, place_circles, place_nodes
 from numpyro_ndpp.kernel import gram
-from numpyro_ndpp.normalizer import log_sum_esp, pencil
-from numpyro_ndpp.size_law import log_esps
+from numpyro_ndpp.normalizer import log_circle_sum, log_sum_esp, pencil
+from numpyro_ndpp.size_law import log_esps, log_esps_by_bounds
 
 D = 8
 NAMES = [name for name in KERNELS if name != "n < d"]
@@ -191,7 +191,7 @@ def _slopes(W, C, dW):
     """Derivatives of all coefficients along dW: by few circles for all sizes, and by a circle for each of them."""
     rank, sizes = len(W), jnp.arange(len(W) + 1)
     value, by_few = jax.jvp(lambda W: log_esps(W, C), (W,), (dW,))
-    again = log_coefficients(pencil(W, C), value, sizes >= 0, rank + 1)
+    again, _ = log_coefficients(pencil(W, C), value, sizes >= 0, rank + 1)
     by_one = [jax.jvp(lambda W, k=k: log_sum_esp(W, C, k, k, rank), (W,), (dW,))[1] for k in range(1, rank + 1, 2)]
     return value, again, by_few, jnp.stack(by_one)
 
@@ -206,6 +206,47 @@ def test_few_circles_serve_all_sizes(dtype, tolerance):
     value, again, by_few, by_one = _slopes(W.astype(dtype), (C / scale).astype(dtype), dW.astype(dtype))
     np.testing.assert_allclose(again, value, atol=tolerance, rtol=tolerance)
     np.testing.assert_allclose(by_few[:, 1::2], by_one, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-8), (np.float32, 1e-3)])
+def test_bounds_serve_where_they_say_so(dtype, tolerance):
+    """Without eigenvalues: as accurate, or not called accurate, as where a size is impossible."""
+    most, names = 4, [name for name in NAMES if "cond" not in name]
+    X, W = stacked(names)
+    C = np.stack([gram(x) for x in X])
+    C = C / np.trace(C, axis1=1, axis2=2)[:, None, None]
+    dW = np.random.default_rng(0).normal(size=W.shape)
+
+    @jax.jit
+    @jax.vmap
+    def by_bounds(W, C, dW):
+        return jax.jvp(lambda W: log_esps_by_bounds(W, C, most), (W,), (dW,), has_aux=True)
+
+    found, slopes, is_accurate = by_bounds(W.astype(dtype), C.astype(dtype), dW.astype(dtype))
+    expected, of_expected = jax.jit(jax.vmap(lambda W, C, dW: jax.jvp(lambda W: log_esps(W, C, most), (W,), (dW,))))(
+        W, C, dW
+    )
+    good = np.asarray(is_accurate)
+    np.testing.assert_allclose(found[good][:, : most + 1], expected[good], atol=tolerance, rtol=tolerance)
+    np.testing.assert_allclose(slopes[good][:, : most + 1], of_expected[good], atol=tolerance, rtol=tolerance)
+    assert not np.isneginf(expected[good]).any()
+    assert {name for name, is_good in zip(names, good, strict=True) if is_good} >= {"ordinary", "d1 < d2", "d1 > d2"}
+    assert not good[[names.index(name) for name in ("skew", "near skew", "skew pairs")]].any()
+
+
+def test_every_size_has_its_nodes():
+    """Pairs of eigenvalues far from each other: each circle serves few sizes, and there are many circles."""
+    d, rng = 64, np.random.default_rng(0)
+    pair = np.arange(d) // 2
+    C = np.diag(np.exp(-1.4 * pair))
+    W = 0.05 * np.eye(d) + (pair[:, None] == pair) * np.sign(np.arange(d) - np.arange(d)[:, None])
+    dW, sizes = rng.normal(size=(d, d)), np.arange(d + 1)
+    circles = place_circles(log_esps(W, C), sizes >= 0)
+    assert d + 49 < circles.num_upper.sum() <= num_places(d + 1, np.float64)
+    _, slopes = jax.jit(lambda W: jax.jvp(lambda W: log_esps(W, C), (W,), (dW,)))(W)
+    by_one = jax.jit(lambda k: jax.jvp(lambda W: log_circle_sum(W, C, None, k, k, sizes, d + 4), (W,), (dW,))[1])
+    some = np.append(np.arange(1, 50, 8), np.arange(50, d))
+    np.testing.assert_allclose(slopes[some], [by_one(k) for k in some], rtol=1e-7, atol=1e-7)
 
 
 SAMPLERS = [Cholesky(), UpDown(), pytest.param(Exact()), pytest.param(Rejection(), marks=pytest.mark.slow)]
@@ -333,6 +374,6 @@ def test_wide_circles_serve_many_sizes():
     eigenvalues = jnp.linalg.eigvals(W @ C)
     log_e = log_esps(W.astype(np.float32), C.astype(np.float32))
     circles = place_circles(log_e, jnp.arange(d + 1) <= 50)
-    nodes, is_wide = place_nodes(circles, log_e, eigenvalues.astype(np.complex64), 51 + 48)
+    nodes, is_wide = place_nodes(circles, log_e, eigenvalues.astype(np.complex64), 99, all_count=False)
     assert nodes.is_single.sum() < nodes.counts.sum() < circles.num_upper.sum() < 99
     assert is_wide.sum() >= 2
