@@ -46,6 +46,8 @@ _MAX_ITERATIONS = 60
 _STEP_DOWN = math.log(16.0)
 # No radius beyond this over eps·norm: every eigenvalue above the rounding noise is saturated there.
 _LARGEST_RADIUS = 256.0
+# A determinant's error by its factors is believed up to so many units of rounding: at an extreme radius it is far less.
+_MOST_ROUNDING_UNITS = 1024
 # No radius below this times d·eps/norm beside pinned items: what they lack would be rounding noise.
 _SMALLEST_RADIUS = 64.0
 
@@ -248,7 +250,8 @@ def log_circle_sum(
     magnitude = jnp.exp(log_abs - shift_abs)
     sign = lax.complex(jnp.cos(angle_of_det), jnp.sin(angle_of_det))
     total = jnp.sum(magnitude * jnp.real(sign * power))
-    positive = total > jnp.sum((nodes * d * eps + rounding) * magnitude * jnp.abs(power))
+    allowed = nodes * d * eps + jnp.minimum(rounding, _MOST_ROUNDING_UNITS * eps)
+    positive = total > jnp.sum(allowed * magnitude * jnp.abs(power))
     log_sum = shift_abs + shift_power + jnp.log(jnp.where(positive, total, 1.0)) - math.log(nodes / 2)
     log_sum = jnp.where(possible & positive, log_sum + poly.log_factor, -jnp.inf)
     return jnp.where(jnp.isnan(norm), jnp.nan, log_sum)  # of what is not a number, nothing is zero to rounding
@@ -256,7 +259,7 @@ def log_circle_sum(
 
 @partial(jax.jit, static_argnames=("low", "high", "rank"))
 def log_sum_esp(W: Array, C: Array, low: int, high: int, rank: int) -> Array:
-    r"""log Σ e_k for k = low .. high: the log-normaliser of the law restricted to these sizes.
+    r"""log Σ e_k for k = low .. high: the log-normaliser of the distribution restricted to these sizes.
 
     :param W, C: the kernel's inner matrix and XᵀX, both (d, d).
     :param low, high: the smallest and the largest size, 0 ≤ low ≤ high ≤ rank.

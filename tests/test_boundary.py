@@ -114,6 +114,15 @@ def test_nothing_of_an_odd_size_beside_an_item(dtype):
     assert (law.marginal_log_prob(jnp.array([[0], [2]])) == -jnp.inf).all()
 
 
+def test_two_others_are_certain():
+    """No radius makes them fewer: the largest one serves, where determinants look rougher than they are."""
+    V, B, D = (part[465] for part in random_kernels("reals", 500, 0))
+    law = KNDPP(V, B, D, 3).condition([1], [3])
+    L = V @ V.T + B @ (D - D.T) @ B.T
+    np.testing.assert_allclose(law.log_normalizer, np.log(np.linalg.det(L[:3, :3])), rtol=1e-7)
+    np.testing.assert_allclose(law.inclusion_probs(), [1, 0, 1, 0], atol=1e-7)
+
+
 def test_marginals_agree_with_inclusion():
     V, B, D = column(0, 0, 1, 0), matrix([1, 0], [0, 0], [1, 1], [1, 0]), matrix([0, -1], [0, 1])
     law = KNDPP(V, B, D, 1)
