@@ -142,7 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     if options.data is None:
         shop = simulate_baskets(200 if options.quick else 2000)
-        lists, names, truth = shop.baskets, shop.items, shop.law
+        lists, names, truth = shop.baskets, shop.items, shop.distribution
         known = [[(names[a], names[b]) for a, b in pairs] for pairs in (shop.complements, shop.substitutes)]
         (d1, d2), spread = options.rank or (12, 6), (1.0, 1.0)
         held_out: list[list[int]] = []

@@ -166,8 +166,8 @@ class SubsetDistribution(Drawn):
 
         >>> import jax.numpy as jnp
         >>> from numpyro_ndpp import NDPP
-        >>> law = NDPP(jnp.eye(3))
-        >>> [f"{p:.2f}" for p in jnp.exp(law.marginal_log_prob(jnp.array([[0, 2], [1, 3]])))]
+        >>> ndpp = NDPP(jnp.eye(3))
+        >>> [f"{p:.2f}" for p in jnp.exp(ndpp.marginal_log_prob(jnp.array([[0, 2], [1, 3]])))]
         ['0.25', '0.50']
         """
         items = check_items("items", items, self.num_items)
@@ -209,8 +209,8 @@ class SubsetDistribution(Drawn):
         >>> import jax.numpy as jnp
         >>> from numpyro_ndpp import NDPP
         >>> V = jnp.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])  # items 0 and 1 are alike: they repel
-        >>> law = NDPP(V)
-        >>> [f"{p:.2f}" for p in jnp.exp(law.next_item_log_prob(jnp.array([0])))]
+        >>> ndpp = NDPP(V)
+        >>> [f"{p:.2f}" for p in jnp.exp(ndpp.next_item_log_prob(jnp.array([0])))]
         ['0.00', '0.01', '0.99']
         """
         return self._next_item_log_prob(check_items("items", items, self.num_items))
@@ -239,10 +239,10 @@ class SubsetDistribution(Drawn):
         >>> import jax.numpy as jnp
         >>> from numpyro_ndpp import KNDPP
         >>> V = jnp.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
-        >>> law = KNDPP(V, k=2).condition(include=[0])
-        >>> law.event_shape
+        >>> ndpp = KNDPP(V, k=2).condition(include=[0])
+        >>> ndpp.event_shape
         (1,)
-        >>> [f"{p:.2f}" for p in law.inclusion_probs()]
+        >>> [f"{p:.2f}" for p in ndpp.inclusion_probs()]
         ['0.00', '0.01', '0.99']
         """
         condition = Condition.of(self, include, exclude)

@@ -56,7 +56,7 @@ class NDPP(_Parts):
     :param V: features (..., n, d₁) of the symmetric part.
     :param B: features (..., n, d₂) of the skew part. None, like D: there is no skew part.
     :param D: matrix (..., d₂, d₂), of which D - Dᵀ counts.
-    :param min_size: smallest size; the law is the NDPP given that \|S\| is at least that. Default 0.
+    :param min_size: smallest size; the distribution is that of the NDPP given that \|S\| is at least that. Default 0.
     :param max_size: largest size, likewise, and the length of the event. Default min(n, d₁ + d₂), above which every
         subset has probability zero.
     :param sampler: the sampler behind :meth:`sample`.
@@ -69,11 +69,11 @@ class NDPP(_Parts):
     >>> V = jnp.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])  # items 0 and 1 are alike: they repel
     >>> B = jnp.array([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]])  # items 0 and 2 attract
     >>> D = jnp.array([[0.0, 2.0], [0.0, 0.0]])
-    >>> law = NDPP(V, B, D)
+    >>> ndpp = NDPP(V, B, D)
     >>> baskets = jnp.array([[0, 1, 3], [0, 2, 3]])  # {0, 1} and {0, 2}; 3 is padding
-    >>> print(np.exp(np.float64(law.log_prob(baskets))).round(3))
+    >>> print(np.exp(np.float64(ndpp.log_prob(baskets))).round(3))
     [0.001 0.387]
-    >>> print(np.float64(law.inclusion_probs()).round(3))
+    >>> print(np.float64(ndpp.inclusion_probs()).round(3))
     [0.719 0.381 0.781]
     >>> print(np.float64(NDPP(V).inclusion_probs()).round(3))
     [0.356 0.291 0.498]
@@ -150,8 +150,8 @@ class KNDPP(_FixedSize, _Parts):
     >>> V = jnp.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
     >>> B = jnp.array([[1.0, 0.0], [0.0, 0.0], [0.0, 1.0]])
     >>> D = jnp.array([[0.0, 2.0], [0.0, 0.0]])
-    >>> law = KNDPP(V, B, D, k=2)
-    >>> print(np.exp(np.float64(law.log_prob(jnp.array([[0, 1], [0, 2], [1, 2]])))).round(3))
+    >>> ndpp = KNDPP(V, B, D, k=2)
+    >>> print(np.exp(np.float64(ndpp.log_prob(jnp.array([[0, 1], [0, 2], [1, 2]])))).round(3))
     [0.002 0.859 0.139]
     """
 

@@ -124,8 +124,8 @@ class Drawn(OfKernels):
         >>> from jax import random
         >>> from numpyro_ndpp import KNDPP
         >>> V, B, D = (random.normal(random.key(i), s) for i, s in enumerate([(40, 2), (40, 2), (2, 2)]))
-        >>> law = KNDPP(V, B, D, k=3).prepare()
-        >>> jax.jit(lambda law, key: law.sample(key, (5,)))(law, random.key(3)).shape
+        >>> ndpp = KNDPP(V, B, D, k=3).prepare()
+        >>> jax.jit(lambda ndpp, key: ndpp.sample(key, (5,)))(ndpp, random.key(3)).shape
         (5, 3)
         """
         prepared = copy.copy(self)

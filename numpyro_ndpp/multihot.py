@@ -38,10 +38,10 @@ class Multihot(Distribution):
 
     >>> import jax.numpy as jnp
     >>> from numpyro_ndpp import NDPP
-    >>> law = NDPP(jnp.eye(3))
-    >>> [f"{p:.3f}" for p in law.multihot().mean]
+    >>> ndpp = NDPP(jnp.eye(3))
+    >>> [f"{p:.3f}" for p in ndpp.multihot().mean]
     ['0.500', '0.500', '0.500']
-    >>> f"{jnp.exp(law.multihot().log_prob(jnp.array([1, 0, 1]))):.3f}"
+    >>> f"{jnp.exp(ndpp.multihot().log_prob(jnp.array([1, 0, 1]))):.3f}"
     '0.125'
     """
 

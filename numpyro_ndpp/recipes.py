@@ -57,8 +57,8 @@ def from_quality(
     >>> from numpyro_ndpp import KNDPP
     >>> quality = jnp.array([1.0, 1.0, 0.5])
     >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])  # items 0 and 1 are alike
-    >>> law = KNDPP(*from_quality(quality, embeddings), k=2)
-    >>> print(np.exp(np.float64(law.log_prob(jnp.array([[0, 1], [0, 2], [1, 2]])))).round(2))
+    >>> ndpp = KNDPP(*from_quality(quality, embeddings), k=2)
+    >>> print(np.exp(np.float64(ndpp.log_prob(jnp.array([[0, 1], [0, 2], [1, 2]])))).round(2))
     [0.47 0.32 0.21]
     """
     if (B is None) != (D is None):
@@ -100,8 +100,8 @@ def fourier_features(key: Array, points: ArrayLike, num_features: int, length_sc
     >>> import jax.numpy as jnp
     >>> from numpyro_ndpp import NDPP
     >>> points = jnp.array([[0.0, 0.0], [0.1, 0.0], [3.0, 0.0]])
-    >>> law = NDPP(fourier_features(jax.random.key(0), points, num_features=20_000))
-    >>> print(abs(law.dense_kernel()).round(1))
+    >>> ndpp = NDPP(fourier_features(jax.random.key(0), points, num_features=20_000))
+    >>> print(abs(ndpp.dense_kernel()).round(1))
     [[1. 1. 0.]
      [1. 1. 0.]
      [0. 0. 1.]]
@@ -135,10 +135,10 @@ def from_dense(L: ArrayLike, *, tolerance: float | None = None) -> Factors:
     >>> import jax.numpy as jnp
     >>> from numpyro_ndpp import NDPP
     >>> L = jnp.array([[1.0, 0.5, 0.0], [-0.5, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    >>> law = NDPP.from_factors(*from_dense(L))
-    >>> law.rank
+    >>> ndpp = NDPP.from_factors(*from_dense(L))
+    >>> ndpp.rank
     2
-    >>> bool(jnp.allclose(law.dense_kernel(), L, atol=1e-6))
+    >>> bool(jnp.allclose(ndpp.dense_kernel(), L, atol=1e-6))
     True
     """
     if not not_jax_tracer(L):
@@ -175,10 +175,10 @@ def from_marginal(K: ArrayLike, *, tolerance: float | None = None) -> Factors:
 
     >>> import jax.numpy as jnp
     >>> from numpyro_ndpp import NDPP
-    >>> law = NDPP.from_factors(*from_marginal(jnp.array([[0.5, 0.2], [0.2, 0.4]])))
-    >>> [f"{p:.2f}" for p in law.inclusion_probs()]
+    >>> ndpp = NDPP.from_factors(*from_marginal(jnp.array([[0.5, 0.2], [0.2, 0.4]])))
+    >>> [f"{p:.2f}" for p in ndpp.inclusion_probs()]
     ['0.50', '0.40']
-    >>> f"{jnp.exp(law.marginal_log_prob(jnp.array([0, 1]))):.2f}"
+    >>> f"{jnp.exp(ndpp.marginal_log_prob(jnp.array([0, 1]))):.2f}"
     '0.16'
     """
     if not not_jax_tracer(K):

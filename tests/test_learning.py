@@ -57,10 +57,10 @@ def test_fit_learns_complements_and_substitutes(many):
     settings = {"rank": (12, 6), "alpha": 1.0, "beta": 1.0, "num_steps": 400, "progress_bar": False}
     result = fit(many.baskets, 12, **settings)
     # In the type of the true law, so that both go through the same programs.
-    law = NDPP(*(part.astype(float) for part in (result.V, result.B, result.D)), sampler=many.law.sampler)
+    law = NDPP(*(part.astype(float) for part in (result.V, result.B, result.D)), sampler=many.distribution.sampler)
     test = pad_subsets(simulate_baskets(3000, seed=5).baskets[:2000], 12)
     mean = jax.jit(lambda law: law.log_prob(test).mean())
-    best, ours = mean(many.law), mean(law)
+    best, ours = mean(many.distribution), mean(law)
     share = item_counts(pad_subsets(many.baskets, 12), 12) / 3000
     held = np.zeros((len(test), 13))
     np.put_along_axis(held, np.asarray(test), 1.0, axis=1)

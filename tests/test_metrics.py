@@ -123,8 +123,8 @@ def test_interval_is_that_of_the_same_groups():
 
 def test_the_law_itself_is_told_from_chance():
     shop = simulate_baskets(400)
-    assert subset_auc(shop.law, shop.baskets).value > 0.7
-    assert mean_percentile_rank(shop.law, shop.baskets).low > 60
+    assert subset_auc(shop.distribution, shop.baskets).value > 0.7
+    assert mean_percentile_rank(shop.distribution, shop.baskets).low > 60
 
 
 @pytest.mark.parametrize(

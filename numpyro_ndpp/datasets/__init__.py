@@ -1,4 +1,4 @@
-"""Baskets: from tables and files, simulated ones whose law is known, and the papers' data as published.
+"""Baskets: from tables and files, simulated ones whose distribution is known, and the papers' data as published.
 
 A basket is a list of item numbers, increasing.
 """

@@ -1,4 +1,4 @@
-"""Baskets of a small shop whose law is known: which items complement each other, and which replace each other."""
+"""Baskets of a small shop whose distribution is known: which items go together, and which replace each other."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,13 +15,13 @@ SHOP = ("tea", "coffee", "bread", "butter", "pasta", "sauce", "cola", "juice", "
 
 
 class SimulatedBaskets(NamedTuple):
-    """Baskets, the name of every item, the pairs that attract and those that repel, and the law they come from."""
+    """Baskets, their distribution, the name of every item, the pairs that attract and those that repel."""
 
     baskets: list[list[int]]
     items: list[str]
     complements: list[tuple[int, int]]
     substitutes: list[tuple[int, int]]
-    law: NDPP
+    distribution: NDPP
 
 
 def simulate_baskets(
@@ -60,9 +60,9 @@ def simulate_baskets(
         B[first, 2 * j] = B[second, 2 * j + 1] = 0.9
         D[2 * j, 2 * j + 1] = 1.0
     root = np.sqrt(_scale_of_mean_size(V @ V.T + B @ (D - D.T) @ B.T, expected_size))
-    law = NDPP(root * V, root * B, D, sampler=Cholesky())
-    baskets = unpad_subsets(law.sample(jax.random.key(seed), (num_baskets,)), n)
-    return SimulatedBaskets(baskets, list(items), list(complements), list(substitutes), law)
+    distribution = NDPP(root * V, root * B, D, sampler=Cholesky())
+    baskets = unpad_subsets(distribution.sample(jax.random.key(seed), (num_baskets,)), n)
+    return SimulatedBaskets(baskets, list(items), list(complements), list(substitutes), distribution)
 
 
 def _scale_of_mean_size(L: np.ndarray, expected_size: float) -> float:

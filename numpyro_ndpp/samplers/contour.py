@@ -176,18 +176,18 @@ class Contour(OneByOne):
     steps, no rejection. Rounding is the only error, and every draw can be asked how large it is
     (:meth:`sample_with_info`). Where the size varies, use :class:`Exact`.
 
-    :raises ValueError: for a law whose size varies, and for a kernel in another type than float32 and float64.
+    :raises ValueError: for a distribution whose size varies, and for a kernel in another type than float32 and float64.
 
     >>> from jax import random
     >>> from numpyro_ndpp import KNDPP, Contour
     >>> V, B, D = (random.normal(random.key(i), s) for i, s in enumerate([(100, 4), (100, 4), (4, 4)]))
-    >>> law = KNDPP(V, B, D, k=3, sampler=Contour())
-    >>> law.sample(random.key(3), (2,)).shape
+    >>> ndpp = KNDPP(V, B, D, k=3, sampler=Contour())
+    >>> ndpp.sample(random.key(3), (2,)).shape
     (2, 3)
 
     How well it went:
 
-    >>> state = Contour().prepare(law.target)
+    >>> state = Contour().prepare(ndpp.target)
     >>> subsets, info = Contour().sample_with_info(state, random.split(random.key(4), 5))
     >>> subsets.shape, bool(info.rho.min() > 0.01), bool(abs(info.mass_error).max() < 1e-3)
     ((5, 3), True, True)

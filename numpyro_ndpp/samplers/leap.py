@@ -1,4 +1,4 @@
-r"""Leaping from item to item: exact, independent draws of laws whose size varies, without a chain and without a circle.
+r"""Leaping from item to item: exact, independent draws of varying size, without a chain and without a circle.
 
 Go through the items in order. Given what was decided about the items so far, let R (d, d) be such that X R Xᵀ is the
 marginal kernel of the items that follow; at the start R = W (I + C W)⁻¹. For any set U of items that follow, with

@@ -113,13 +113,13 @@ def _expected_proposals(target: Target) -> Array:
 
 @dataclass(frozen=True)
 class Rejection(OneByOne):
-    r"""Exact sampler by rejection (Han et al., ICLR 2022), for all laws; for symmetric kernels it never rejects.
+    r"""Exact sampler by rejection (Han et al., ICLR 2022), of any size; for symmetric kernels it never rejects.
 
     A proposal of k items costs O(k d² log n) after preprocessing of O(n d² + J d³). Their expected number grows
     exponentially with the size of the skew part: ask :meth:`expected_proposals` first.
 
-    A subset of m items that would be accepted with a probability below 8 m roundings counts as impossible. The law
-    loses at most that times the expected number of proposals: with 100 of them and ten items 10⁻³ in float32, 10⁻¹² in
+    A subset of m items that would be accepted with a probability below 8 m roundings counts as impossible. What is lost
+    is at most that times the expected number of proposals: with 100 of them and ten items 10⁻³ in float32, 10⁻¹² in
     float64, and far less where such subsets are rare.
 
     :param max_proposals: how many proposals a draw may take. Past that: an error that names the expected number, under
@@ -129,10 +129,10 @@ class Rejection(OneByOne):
     >>> from jax import random
     >>> from numpyro_ndpp import KNDPP, Rejection
     >>> V, B, D = (random.normal(random.key(i), s) for i, s in enumerate([(50, 4), (50, 2), (2, 2)]))
-    >>> law = KNDPP(V, 0.3 * B, D, k=3, sampler=Rejection())
-    >>> print(law.sampler.expected_proposals(law) < 2)
+    >>> ndpp = KNDPP(V, 0.3 * B, D, k=3, sampler=Rejection())
+    >>> print(ndpp.sampler.expected_proposals(ndpp) < 2)
     True
-    >>> law.sample(random.key(3), (2,)).shape
+    >>> ndpp.sample(random.key(3), (2,)).shape
     (2, 3)
     """
 

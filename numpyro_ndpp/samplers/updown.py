@@ -88,7 +88,7 @@ def _chains(walk: Walk, sizes: Array | None, keys: Array) -> Array:
 
 @dataclass(frozen=True)
 class UpDown(Sampler):
-    r"""The default sampler: the two-item up-down walk of Han et al. (2022) on the fat-leaf tree, for all laws.
+    r"""The default sampler: the two-item up-down walk of Han et al. (2022) on the fat-leaf tree, for all distributions.
 
     Approximate, as MCMC is: every draw is a chain of its own, from a start of positive probability. After preprocessing
     of O(n d²) a step costs O(k d² + d² log n), and d³ more in float32. An :class:`~numpyro_ndpp.NDPP` draws its size
