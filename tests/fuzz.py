@@ -1,4 +1,4 @@
-"""Random kernels against the enumeration of all subsets: every member of every law, all on one compiled program a law.
+"""Random kernels against the enumeration of all subsets: every member of every law, in one compiled program each.
 
     python tests/fuzz.py [--kernels 10000] [--seed 0] [--float32]
 
@@ -146,34 +146,45 @@ def values_of(include):
 
 
 @cache
-def program(code, given, samplers):
-    """All members for a batch of kernels (c, ...), in one program."""
+def programs(code, given, samplers):
+    """A program for every member, each for a batch of kernels (c, ...).
 
-    @jax.jit
-    def members(V, B, D, key):
-        include, exclude = map(list, GIVEN[given])
-        law = eval(code, {"V": V, "B": B, "D": D, "NDPP": NDPP, "KNDPP": KNDPP})
-        law = law.condition(include, exclude) if given else law
-        values = jnp.asarray(pad_subsets(values_of(include), N, RANK))
-        masks = jnp.asarray([[item in subset for item in range(N)] for subset in values_of(include)], jnp.int32)
-        result = {
-            "log_normalizer": law.log_normalizer,
-            "log_prob": law.log_prob(values[:, None]).T,
-            "inclusion_probs": law.inclusion_probs(),
-            "multihot.log_prob": law.multihot().log_prob(masks[:, None]).T,
-            "size_log_prob": law.size_log_prob(),
-            "marginal_log_prob": law.marginal_log_prob(values[:, None]).T,
-            "greedy": law.greedy(),
-        }
-        for joined in JOINED:
-            if not set(joined) & {*include, *exclude}:
-                result[f"next_item_log_prob {joined}"] = law.next_item_log_prob(jnp.asarray(joined, jnp.int32))
-        for name in samplers:
-            law.sampler = SAMPLERS[name]
-            result[f"sample by {name}"] = jnp.moveaxis(law.sample(key, (NUM_DRAWS,)), 0, 1)
-        return result
+    They are no one program: two batches of factorisations that are in flight at once may wait for each other forever,
+    which the members see to one by one.
+    """
+    include, exclude = map(list, GIVEN[given])
+    values = pad_subsets(values_of(include), N, RANK)
+    masks = np.array([[item in subset for item in range(N)] for subset in values_of(include)], np.int32)
+    members = {
+        "log_normalizer": lambda law, key: law.log_normalizer,
+        "log_prob": lambda law, key: law.log_prob(values[:, None]).T,
+        "inclusion_probs": lambda law, key: law.inclusion_probs(),
+        "multihot.log_prob": lambda law, key: law.multihot().log_prob(masks[:, None]).T,
+        "size_log_prob": lambda law, key: law.size_log_prob(),
+        "marginal_log_prob": lambda law, key: law.marginal_log_prob(values[:, None]).T,
+        "greedy": lambda law, key: law.greedy(),
+    }
+    for joined in JOINED:
+        if not set(joined) & {*include, *exclude}:
+            items = np.array(joined, np.int32)
+            members[f"next_item_log_prob {joined}"] = lambda law, key, items=items: law.next_item_log_prob(items)
+    for name in samplers:
+        members[f"sample by {name}"] = partial(_sample, SAMPLERS[name])
 
-    return members
+    def compiled(member):
+        @jax.jit
+        def of_kernels(V, B, D, key):
+            law = eval(code, {"V": V, "B": B, "D": D, "NDPP": NDPP, "KNDPP": KNDPP})
+            return member(law.condition(include, exclude) if given else law, key)
+
+        return of_kernels
+
+    return {name: compiled(member) for name, member in members.items()}
+
+
+def _sample(sampler, law, key):
+    law.sampler = sampler
+    return jnp.moveaxis(law.sample(key, (NUM_DRAWS,)), 0, 1)
 
 
 def places(subsets, include):
@@ -190,7 +201,8 @@ def comparisons(code, given, V, B, D, dtype, samplers):
     """(the member, its values for each kernel, the true ones, and the kernels (c,) for which it is wrong)."""
     (low, high), (include, exclude) = LAWS[code], GIVEN[given]
     parts = [part.astype(dtype) for part in (V, B, D)]
-    members = jax.device_get(program(code, given, samplers)(*parts, jax.random.key(0)))
+    compiled = programs(code, given, samplers)
+    members = {name: np.asarray(program(*parts, jax.random.key(0))) for name, program in compiled.items()}
     # Of real numbers the kernel is what is left of them in the type.
     exact = [part.astype(float) for part in parts]
     is_near = is_near_rounding(*exact, all_minors(*exact), dtype)
