@@ -6,7 +6,7 @@ No coefficient of det(I + r M) = Σ e_k rᵏ is negative, so that
 
 The bound is some two nats too large, by nearly as much for neighbouring sizes: near enough to place the circles of
 :mod:`numpyro_ndpp.circles`, which then say what e_k is. An accelerator has 128 determinants at once in the time of two,
-and a general matrix's eigenvalues in the time of thirty.
+and a general matrix's eigenvalues in the time of fifty.
 
 Reference: Chernoff (1952), *A measure of asymptotic efficiency for tests of a hypothesis based on the sum of
 observations*.
