@@ -86,11 +86,7 @@ def place_circles(log_e: Array, wanted: Array, log_radii: Array | None = None) -
         mean = jnp.sum(jnp.exp(log_p) * sizes, axis=-1)
         return ((log_p[..., first] >= _COVERED) | (mean < first)) & (mean < most - 0.5)
 
-    def radius_for(first: Array) -> Array:
-        if log_radii is not None:
-            is_choice = is_small(jax.vmap(log_probs)(log_radii)[0], first)
-            return log_radii[jnp.maximum(jnp.sum(is_choice) - 1, 0)]
-
+    def by_halving(first: Array) -> Array:
         def halve(_: Array, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
             low, high = bracket
             middle = 0.5 * (low + high)
@@ -99,6 +95,13 @@ def place_circles(log_e: Array, wanted: Array, log_radii: Array | None = None) -
 
         log_radius = lax.fori_loop(0, _HALVINGS, halve, (-bound, bound))[0]
         return jnp.where(is_single, jnp.zeros((), dtype), log_radius)
+
+    radius_for = by_halving
+    if log_radii is not None:
+        table, _ = jax.vmap(log_probs)(log_radii)  # once for all circles
+
+        def radius_for(first: Array) -> Array:
+            return log_radii[jnp.maximum(jnp.sum(is_small(table, first)) - 1, 0)]
 
     def add(carry: tuple[Array, _Circles]) -> tuple[Array, _Circles]:
         first, circles = carry

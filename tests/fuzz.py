@@ -149,8 +149,8 @@ def values_of(include):
 def programs(code, given, samplers):
     """A program for every member, each for a batch of kernels (c, ...).
 
-    They are no one program: two batches of factorisations that are in flight at once may wait for each other forever,
-    which the members see to one by one.
+    Not one program for all: two batches of factorisations at once may wait for each other forever. A member keeps its
+    own apart, but not from those of another.
     """
     include, exclude = map(list, GIVEN[given])
     values = pad_subsets(values_of(include), N, RANK)

@@ -14,7 +14,19 @@ from jax import random
 from kernels import HARDEST, KERNELS, PARTS, TRUE_RANK, N, all_subsets, factors, inclusion, minors_above_rounding, sizes
 from numpyro.infer import MCMC, SVI, Predictive, Trace_ELBO
 
-from numpyro_ndpp import KNDPP, NDPP, Cholesky, Exact, Rejection, SizedNDPP, SubsetGibbs, UpDown, pad_subsets
+from numpyro_ndpp import (
+    KNDPP,
+    NDPP,
+    Cholesky,
+    Exact,
+    Rejection,
+    SizedNDPP,
+    SubsetGibbs,
+    UpDown,
+    pad_subsets,
+    platforms,
+    size_law,
+)
 from numpyro_ndpp.circles import log_coefficients, num_places, place_circles, place_nodes
 from numpyro_ndpp.kernel import gram
 from numpyro_ndpp.normalizer import log_circle_sum, log_sum_esp, pencil
@@ -232,6 +244,19 @@ def test_bounds_serve_where_they_say_so(dtype, tolerance):
     assert not np.isneginf(expected[good]).any()
     assert {name for name, is_good in zip(names, good, strict=True) if is_good} >= {"ordinary", "d1 < d2", "d1 > d2"}
     assert not good[[names.index(name) for name in ("skew", "near skew", "skew pairs")]].any()
+
+
+@pytest.mark.parametrize("name", ["ordinary", "near skew"])
+def test_an_accelerator_has_the_same_weights(name, monkeypatch):
+    """By bounds where they serve, by eigenvalues where they do not: values and gradients are those of a CPU."""
+    X, W = factors(name)
+    C = gram(X) / np.trace(gram(X))
+    wanted = jax.value_and_grad(lambda W: log_esps(W, C, 4).sum())(W)
+    monkeypatch.setattr(size_law, "platform", lambda: platforms._ACCELERATOR)
+    assert log_esps_by_bounds(W, C, 4)[1] == (name == "ordinary")
+    found = jax.jit(jax.value_and_grad(lambda W: log_esps.__wrapped__(W, C, 4).sum()))(W)
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 def test_every_size_has_its_nodes():
