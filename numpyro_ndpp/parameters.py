@@ -1,7 +1,9 @@
 """The parameters of a kernel as they are given: arrays of one type, their shapes, and the sizes that they allow."""
 
+import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -115,6 +117,16 @@ def fixed_size(k: Any, n: int, d: int) -> tuple[int, int]:
     return size, size
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def _log_probs_of_sizes(size: Distribution, largest: int) -> Array:
+    """Of the sizes 0 .. largest (..., largest+1)."""
+    sizes = jnp.arange(largest + 1).reshape(-1, *(1,) * len(size.batch_shape))
+    # Out of its support a distribution may say anything.
+    inside = size.support(sizes)
+    log_probs = jnp.where(inside, size.log_prob(jnp.where(inside, sizes, 0)), -jnp.inf)
+    return jnp.moveaxis(log_probs, 0, -1)
+
+
 def size_logits_of(
     size_logits: Any, min_size: Any, max_size: Any, n: int, d: int, dtype: Any
 ) -> tuple[Array, tuple[int, int]]:
@@ -127,11 +139,7 @@ def size_logits_of(
         low, high = size_limits(min_size, max_size, n, d)
         if not size_logits.is_discrete or size_logits.event_shape:
             raise ValueError(f"size_logits must be of sizes, which are integers, got the distribution {size_logits}")
-        sizes = np.arange(high + 1).reshape(-1, *(1,) * len(size_logits.batch_shape))
-        # Out of its support a distribution may say anything.
-        inside = size_logits.support(sizes)
-        log_probs = jnp.where(inside, size_logits.log_prob(jnp.where(inside, sizes, 0)), -jnp.inf)
-        return jnp.moveaxis(log_probs, 0, -1).astype(dtype), (low, high)
+        return _log_probs_of_sizes(size_logits, high).astype(dtype), (low, high)
     if size_logits is None or np.ndim(size_logits) == 0 or np.shape(size_logits)[-1] == 0:
         what = "it is missing" if size_logits is None else f"got shape {np.shape(size_logits)}"
         raise ValueError(f"size_logits must be the logarithms of the weights of the sizes 0, 1, ..., {what}")

@@ -54,7 +54,7 @@ def test_orthogonality_holds_at_every_step(shop, monkeypatch):
 
 
 def test_fit_learns_complements_and_substitutes(many):
-    settings = {"rank": (12, 6), "alpha": 1.0, "beta": 1.0, "num_steps": 400, "progress_bar": False}
+    settings = {"rank": (12, 6), "alpha": 1.0, "beta": 1.0, "num_steps": 200, "progress_bar": False}
     result = fit(many.baskets, 12, **settings)
     # In the type of the true law, so that both go through the same programs.
     law = NDPP(*(part.astype(float) for part in (result.V, result.B, result.D)), sampler=many.distribution.sampler)

@@ -251,9 +251,9 @@ def test_an_accelerator_has_the_same_weights(name, monkeypatch):
     """By bounds where they serve, by eigenvalues where they do not: values and gradients are those of a CPU."""
     X, W = factors(name)
     C = gram(X) / np.trace(gram(X))
-    wanted = jax.value_and_grad(lambda W: log_esps(W, C, 4).sum())(W)
+    wanted = jax.jit(jax.value_and_grad(lambda W: log_esps(W, C, 4).sum()))(W)
     monkeypatch.setattr(size_law, "platform", lambda: platforms._ACCELERATOR)
-    assert log_esps_by_bounds(W, C, 4)[1] == (name == "ordinary")
+    assert jax.jit(lambda W: log_esps_by_bounds(W, C, 4))(W)[1] == (name == "ordinary")
     found = jax.jit(jax.value_and_grad(lambda W: log_esps.__wrapped__(W, C, 4).sum()))(W)
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
@@ -395,10 +395,14 @@ def test_wide_circles_serve_many_sizes():
     np.testing.assert_allclose(by_circles, differences, atol=1e-7 * scale)
     assert in_float32.dtype == jnp.float32
     np.testing.assert_allclose(in_float32, by_circles, atol=1e-4 * scale)
+
     # A complex factorisation for a few nodes only: most of them are those of wide circles.
-    eigenvalues = jnp.linalg.eigvals(W @ C)
-    log_e = log_esps(W.astype(np.float32), C.astype(np.float32))
-    circles = place_circles(log_e, jnp.arange(d + 1) <= 50)
-    nodes, is_wide = place_nodes(circles, log_e, eigenvalues.astype(np.complex64), 99, all_count=False)
+    @jax.jit
+    def placed(W, C):
+        log_e = log_esps(W, C)
+        circles = place_circles(log_e, jnp.arange(d + 1) <= 50)
+        return circles, *place_nodes(circles, log_e, jnp.linalg.eigvals(W @ C), 99, all_count=False)
+
+    circles, nodes, is_wide = placed(W.astype(np.float32), C.astype(np.float32))
     assert nodes.is_single.sum() < nodes.counts.sum() < circles.num_upper.sum() < 99
     assert is_wide.sum() >= 2

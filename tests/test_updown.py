@@ -4,7 +4,7 @@ Chi-square tests are at a false-alarm rate of 1e-4 each, with fixed keys.
 """
 
 import itertools
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -81,7 +81,8 @@ def draw_pairs(kernel, keys, subset, kept, up):
 WIDTH = 5  # all subsets are padded to it, so that one program serves them
 
 
-def pairs_of(name, subset, kept, num_draws, up, dtype=np.float64):
+@cache
+def pairs_of(name, subset, kept, num_draws, up, dtype):
     kernel = prepare(*factors(name, dtype))
     keys = jax.random.split(jax.random.key(1), num_draws)
     subset = np.array([*subset, *(WIDTH - len(subset)) * [N]])
@@ -147,7 +148,7 @@ def test_published_operator_has_the_conditional_law(name, subset, kept):
 def test_number_of_rejections_agrees_with_its_closed_form():
     """The mean number of proposals is the ratio of the two e_2's, and rejections are one fewer."""
     name, subset, kept = CASES[0]
-    num_rejections = pairs_of(name, subset, kept, 20_000, "rejection")[2]
+    num_rejections = pairs_of(name, subset, kept, 20_000, "rejection", np.float64)[2]
     rest = [item for item, keep in zip(subset, kept, strict=True) if keep]
     law = factored(name, 5)
     X, W = np.asarray(law.X), np.asarray(law.W)
