@@ -63,7 +63,8 @@ def test_recommendations(folder):
 
 def test_baskets_are_drawn_into_a_file_that_can_be_read(folder, capsys):
     given = ("--given", "bread", "--size", 3)
-    drawn = [line.split(",") for line in run("sample", "kernel.npz", "-n", 20, *given, folder=folder).splitlines()]
+    assert command_line.main(["sample", str(folder / "kernel.npz"), "-n", "20", *map(str, given)]) == 0
+    drawn = [line.split(",") for line in capsys.readouterr().out.splitlines()]
     assert len(drawn) == 20
     assert all(len(set(basket)) == 3 and basket[0] == "bread" for basket in drawn)
     output = folder / "drawn.csv"

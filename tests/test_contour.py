@@ -148,10 +148,9 @@ def check_masses(n, d, k, dtype, cond, tolerance, num_draws=20):
     assert (info.rho <= 1 + 1e-6).all()
 
 
-@pytest.mark.parametrize("cond", [pytest.param(None, marks=pytest.mark.slow), 1e6])
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [pytest.param(np.float64, 1e-8, marks=pytest.mark.slow), (np.float32, 1e-4)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("cond", [None, 1e6])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-8), (np.float32, 1e-4)])
 def test_mass_is_the_number_of_missing_items(dtype, tolerance, cond):
     check_masses(500, 40, 30, dtype, cond, tolerance)
 

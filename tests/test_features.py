@@ -135,6 +135,7 @@ def test_counts_of_cold_items_are_those_of_their_features():
     assert counts_with_cold(counts, np.vstack([1e3 * F[:1], F[1:]]))[0] in (counts[5:].min(), counts[5:].max())
 
 
+@pytest.mark.slow
 def test_cold_items_go_with_their_group(baskets):
     """Of the cold items, those of the basket's own group are likelier to join it than those of the other group."""
     result = fit(baskets, N, features=WORDS, **SMALL | {"num_steps": 400, "evaluate_every": 100})

@@ -208,7 +208,9 @@ def _slopes(W, C, dW):
     return value, again, by_few, jnp.stack(by_one)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-8), (np.float32, 1e-3)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [pytest.param(np.float64, 1e-8, marks=pytest.mark.slow), (np.float32, 1e-3)]
+)
 def test_few_circles_serve_all_sizes(dtype, tolerance):
     names = [name for name in NAMES if TRUE_RANK[name] == D and "skew" not in name and "cond" not in name]
     X, W = stacked(names)
@@ -373,6 +375,7 @@ def test_mistakes_are_named():
         SizedNDPP(V, B, skew, LOGITS).dense_marginal_kernel()
 
 
+@pytest.mark.slow
 def test_wide_circles_serve_many_sizes():
     """At d = 64 most nodes come from traces: derivatives against differences, and float32 against float64."""
     rng = np.random.default_rng(1)

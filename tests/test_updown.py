@@ -360,7 +360,8 @@ def test_distinct_items_are_uniform():
     assert stats.chisquare(counts).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_large_subsets_are_distinct_items(dtype):
     n, k = 5000, 150
     law = KNDPP(*paper_kernel(n, 200, dtype), k=k, sampler=UpDown(num_steps=5))
