@@ -9,8 +9,8 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/python examples/basket_completion.py
 
-# Most of a quick test is compilation of what runs once. Here XLA compiles without optimisation (tests/conftest.py);
-# test-slow, which has the rest of the tests, compiles as users do.
+# Most of a test is compilation of what runs once. Here XLA compiles without optimisation (tests/conftest.py).
+# make test-slow QUICK= compiles as users do, and takes more than twice as long.
 QUICK := NUMPYRO_NDPP_TESTS=quick
 
 test: $(VENV)/.installed-test
@@ -48,7 +48,7 @@ else
 endif
 
 test-slow: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m slow -n auto --dist worksteal
+	$(QUICK) $(BIN)/python -m pytest -m slow -n auto --dist worksteal
 
 # Random kernels against enumeration, as many as it is told: make fuzz KERNELS=100000 SEED=1
 KERNELS ?= 10000

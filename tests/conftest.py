@@ -12,7 +12,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # test_standing_still.py.
 os.environ.setdefault("NPROC", "8")
 if os.environ.get("NUMPYRO_NDPP_TESTS") == "quick":
-    # What is compiled runs once. `make test-slow` compiles as users do.
+    # What is compiled runs once. `make test-slow QUICK=` compiles as users do.
     flags = ["--xla_backend_optimization_level=0"]
     if importlib.metadata.version("jaxlib").startswith("0.10."):  # later ones may not know them
         # A program that is compiled in parts, for several threads, takes a seventh more work.

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_ndpp import KNDPP, NDPP, Cholesky, Exact, Rejection, UpDown, pad_subsets
+from numpyro_ndpp import KNDPP, NDPP, Cholesky, Exact, Rejection, SizedNDPP, UpDown, pad_subsets
 
 N = 4
 SHAPES = {"V": (N, 1), "B": (N, 2), "D": (2, 2)}
@@ -38,7 +38,9 @@ LAWS = {
     "KNDPP(V, B, D, 1)": (1, 1),
     "KNDPP(V, B, D, 2)": (2, 2),
     "KNDPP(V, B, D, 3)": (3, 3),
+    "SizedNDPP(V, B, D, [0, 1, -1, 0])": (0, 3),
 }
+LOGITS = np.array([0, 1, -1, 0])  # of the sizes of the last one
 # what is called on the law before its members: which items are in, which are out
 GIVEN = {"": ((), ()), ".condition([0])": ((0,), ()), ".condition([1], [3])": ((1,), (3,))}
 JOINED = ((), (0,), (1, 2))  # the sets that a next item joins
@@ -108,12 +110,21 @@ def place_of(subset):
     return SUBSETS.index(tuple(sorted(subset)))
 
 
-def truth(V, B, D, low, high, given):
+def weights_of(code, minors):
+    """The weights (kernels, 2ⁿ) of all subsets in a law, by their minors."""
+    low, high = LAWS[code]
+    if code.startswith("SizedNDPP"):
+        of_sizes = np.stack([minors @ (size == SIZES) for size in range(RANK + 1)], axis=1)
+        factors = np.exp(LOGITS) / np.where(of_sizes > 0, of_sizes, 1)
+        minors = minors * factors[:, np.minimum(SIZES, RANK)]
+    return minors * ((low <= SIZES) & (high >= SIZES))
+
+
+def truth(V, B, D, code, given):
     """What every member should give, for all kernels; and the probability of every whole subset (kernels, 2ⁿ)."""
-    include, exclude = GIVEN[given]
+    (include, exclude), (_, high) = GIVEN[given], LAWS[code]
     minors = all_minors(V, B, D)
-    weights = minors * ((low <= SIZES) & (high >= SIZES) & ~HOLDS[:, exclude].any(axis=1))
-    weights = weights * HOLDS[:, include].all(axis=1)
+    weights = weights_of(code, minors) * HOLDS[:, include].all(axis=1) * ~HOLDS[:, exclude].any(axis=1)
     probs = normalized(weights)
     others = [item for item in range(N) if item not in include]
     scale = np.maximum(weights.sum(axis=1), 1)
@@ -174,7 +185,7 @@ def programs(code, given, samplers):
     def compiled(member):
         @jax.jit
         def of_kernels(V, B, D, key):
-            law = eval(code, {"V": V, "B": B, "D": D, "NDPP": NDPP, "KNDPP": KNDPP})
+            law = eval(code, {"V": V, "B": B, "D": D, "NDPP": NDPP, "KNDPP": KNDPP, "SizedNDPP": SizedNDPP})
             return member(law.condition(include, exclude) if given else law, key)
 
         return of_kernels
@@ -206,7 +217,7 @@ def comparisons(code, given, V, B, D, dtype, samplers):
     # Of real numbers the kernel is what is left of them in the type.
     exact = [part.astype(float) for part in parts]
     is_near = is_near_rounding(*exact, all_minors(*exact), dtype)
-    for member, wanted, as_probs in truth(*exact, low, high, given):
+    for member, wanted, as_probs in truth(*exact, code, given):
         got = np.asarray(as_probs(members[member]), float)
         wrong = ~(np.abs(got - wanted) < TOLERANCE[dtype]).reshape(len(V), -1).all(axis=1)
         never = ~(got < 1.001).reshape(len(V), -1).all(axis=1)  # NaN too
