@@ -22,23 +22,23 @@ def test_what_is_quick_to_see():
     run("bad_input", "learner", "draws:ordinary:one")
 
 
+# Kernels of one shape share what is compiled, which is nearly all of the time: one process for all of them.
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HARDEST)
-def test_every_member_has_its_value(name):
-    run(f"values:{name}")
+def test_every_member_has_its_value():
+    run(*(f"values:{name}" for name in HARDEST))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["exact", "fixed", "published", "walk"])
-@pytest.mark.parametrize("name", ["ordinary", "near skew", "repeated rows"])
-def test_draws_are_those_of_one_device(name, kind):
-    run(f"draws:{name}:{kind}")
+def test_draws_are_those_of_one_device(kind):
+    run(*(f"draws:{name}:{kind}" for name in ("ordinary", "near skew", "repeated rows")))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ordinary", "skew pairs and V"])
-def test_chains_and_latent_subsets_are_those_of_one_device(name):
-    run(f"chains:{name}", f"gibbs:{name}")
+def test_chains_and_latent_subsets_are_those_of_one_device():
+    run(*(f"{what}:{name}" for name in ("ordinary", "skew pairs and V") for what in ("chains", "gibbs")))
 
 
 @pytest.mark.slow
