@@ -293,8 +293,8 @@ def log_coefficients(
     :param num_wanted: how many there are at the most.
     :param eigenvalues: λ (d,) with f(t) = Π (1 + λ t), if they are known: then fewer nodes are computed.
     :param log_radii: the radii (r,) that bounds ``log_e`` were found at, if they are bounds and no more.
-    :return: log e_k, NaN where there is no room for the nodes; and the smallest probability P_r(k) of a wanted size on
-        its circle.
+    :return: log e_k, and the probability P_r(k) (s,) of a wanted size on its circle, one for the others; both NaN where
+        there is no room for the nodes. A probability that is no more than rounding says that e_k may be zero.
 
     Differentiable to any order.
     """
@@ -318,5 +318,4 @@ def log_coefficients(
     value = log_probs + circles.log_sum[circles.first] - sizes * circles.log_radius[circles.first]
     has_room = jnp.cumsum(circles.num_upper)[circles.first] <= number
     value = jnp.where(usable, jnp.where(has_room, value, jnp.nan), 0.0)
-    least = jnp.min(jnp.where(wanted, jnp.where(has_room, probs, 0.0), 1.0))
-    return value, lax.stop_gradient(least)
+    return value, lax.stop_gradient(jnp.where(wanted, jnp.where(has_room, probs, jnp.nan), 1.0))

@@ -73,9 +73,9 @@ def log_esps_by_bounds(W: Array, C: Array, most: int) -> tuple[Array, Array]:
     poly = pencil(W, C)
     bounds = bound_sizes(poly.linear, most)
     wanted = jnp.arange(len(bounds.log_e)) <= most
-    value, least = log_coefficients(poly, bounds.log_e, wanted, most + 1, log_radii=bounds.log_radii)
+    value, probs = log_coefficients(poly, bounds.log_e, wanted, most + 1, log_radii=bounds.log_radii)
     # A size whose weight is zero has no more than what rounding gives it.
-    is_accurate = bounds.is_usable & (least > jnp.maximum(_LEAST_PROBABILITY, bounds.rounding))
+    is_accurate = bounds.is_usable & (jnp.min(probs) > jnp.maximum(_LEAST_PROBABILITY, bounds.rounding))
     return value.at[0].set(0.0), is_accurate  # e_0 is one
 
 
@@ -111,15 +111,19 @@ def _log_esps_jvp(most: int, primals: tuple[Array, Array], tangents: tuple[Array
     # No derivative passes through eigenvalues.
     eigenvalues = _eigenvalues(*lax.stop_gradient(primals))
     about = _of_eigenvalues(eigenvalues)
-    found, slopes = jax.jvp(lambda W, C: _by_circles(pencil(W, C), about, most, eigenvalues), primals, tangents)
+    found, slopes = jax.jvp(lambda W, C: _by_circles(pencil(W, C), about, most, eigenvalues)[0], primals, tangents)
     slopes = jnp.where(jnp.isfinite(about), slopes.at[0].set(0.0), 0.0)  # e_0 is one
     return once_known(found, _log_esps(most, *primals)), slopes
 
 
-def _by_circles(poly: Pencil, log_e: Array, most: int, eigenvalues: Array | None = None) -> Array:
-    """The coefficients of sizes up to ``most``, whose logarithms are known already, in a way that has derivatives."""
+def _by_circles(poly: Pencil, log_e: Array, most: int, eigenvalues: Array | None = None) -> tuple[Array, Array]:
+    """The coefficients of sizes up to ``most``, whose logarithms are known about, in a way that has derivatives.
+
+    And their probabilities on their circles.
+    """
     factor, wanted = lax.stop_gradient(poly.log_factor), jnp.arange(len(log_e)) <= most
-    return log_coefficients(poly, log_e - factor, wanted, most + 1, eigenvalues)[0] + poly.log_factor
+    value, probs = log_coefficients(poly, log_e - factor, wanted, most + 1, eigenvalues)
+    return value + poly.log_factor, probs
 
 
 @partial(jax.jit, static_argnames="every_size")
@@ -146,11 +150,15 @@ def _every_log_esp_given(W: Array, C: Array, pinned: Pinned, low: Array, high: A
     step = max(_SIZES_OF_A_SCALE, -(-d // _MOST_SCALES))
     # Above the rank there is no scale to aim with, and at the rank itself none that others could be read off at.
     most = jnp.clip(true_rank(W, C) - 1 - pinned.number, low, high)
-    aims = jnp.clip(jnp.arange(1, d + step, step), low, most)
+    aims = jnp.clip(jnp.append(0, jnp.arange(1, d + step, step)), low, most)
     by_aim = lax.stop_gradient(lax.map(lambda aim: _log_esps_given(W, C, *pinned, aim, aim), aims))
     nearest = jnp.argmin(jnp.abs(jnp.arange(d + 1)[:, None] - aims), axis=1)
     about = by_aim[nearest, jnp.arange(d + 1)]
-    return jnp.where(about == -jnp.inf, -jnp.inf, _by_circles(pencil(W, C, pinned), about, d))
+    about = jnp.where(about == -jnp.inf, jnp.max(by_aim, axis=0), about)  # zero at one scale may be rounding there
+    value, probs = _by_circles(pencil(W, C, pinned), about, d)
+    # What is zero may be rounding in what was read off, and of any sign on its circle.
+    is_zero = (about == -jnp.inf) | (probs <= 8 * d * jnp.finfo(W.dtype).eps)
+    return jnp.where(is_zero, -jnp.inf, value)
 
 
 @jax.custom_jvp
@@ -203,7 +211,9 @@ def _log_esps_given_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...])
     W, C, rows, present, _, _ = primals
     value = _log_esps_given(*primals)
     found, slopes = jax.jvp(
-        lambda W, C, rows: _by_circles(pencil(W, C, Pinned(rows, present)), value, len(W)), (W, C, rows), tangents[:3]
+        lambda W, C, rows: _by_circles(pencil(W, C, Pinned(rows, present)), value, len(W))[0],
+        (W, C, rows),
+        tangents[:3],
     )
     return once_known(found, value), jnp.where(jnp.isfinite(value), slopes, 0.0)
 

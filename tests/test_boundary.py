@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fuzz import GIVEN, KINDS, LAWS, SHAPES, failures, random_kernels
+from fuzz import GIVEN, KINDS, LAWS, SHAPES, SIZES, SUBSETS, all_minors, failures, random_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from numpyro_ndpp import KNDPP, NDPP, Cholesky, pad_subsets
+from numpyro_ndpp import KNDPP, NDPP, Cholesky, SizedNDPP, pad_subsets
 from numpyro_ndpp.kernel import gram
 from numpyro_ndpp.normalizer import true_rank
 
@@ -67,6 +67,19 @@ def test_nothing_but_the_empty_subset_of_a_view():
     """There is no room for an item that is too many."""
     law = KNDPP(*(part[0] for part in random_kernels("reals", 1, 0)), 1).condition([0]).multihot()
     np.testing.assert_allclose(np.exp(law.log_prob(np.array([[0, 0, 0, 0], [0, 1, 0, 0]]))), [1, 0], atol=1e-14)
+
+
+def test_no_pair_beside_an_item():
+    """With item 1 and without item 3 there are one or three items: the others of a pair are parallel to item 1."""
+    V, D = column(0.5, 0.25, 1.75, -1.75), matrix([-0.75, 2], [-1.75, -0.5])
+    B = matrix([-2, -1], [0, 0], [-1.25, -0.5], [-0.5, -1])
+    sizes = [1, np.exp(1), np.exp(-1), 1]
+    given = SizedNDPP(V, B, D, np.log(sizes)).condition([1], [3])
+    minors = all_minors(V[None], B[None], D[None])[0]
+    weights = [sizes[len(S)] * minors[i] / minors[len(S) == SIZES].sum() for i, S in enumerate(SUBSETS) if len(S) < 4]
+    alone, all_three = weights[SUBSETS.index((1,))], weights[SUBSETS.index((0, 1, 2))]
+    wanted = np.array([alone, 0, all_three, 0]) / (alone + all_three)
+    np.testing.assert_allclose(np.exp(given.size_log_prob()), wanted, atol=1e-12)
 
 
 def test_padding_changes_no_marginal():
