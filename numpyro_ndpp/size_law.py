@@ -149,8 +149,11 @@ def _every_log_esp_given(W: Array, C: Array, pinned: Pinned, low: Array, high: A
     d = len(W)
     step = max(_SIZES_OF_A_SCALE, -(-d // _MOST_SCALES))
     # Above the rank there is no scale to aim with, and at the rank itself none that others could be read off at.
-    most = jnp.clip(true_rank(W, C) - 1 - pinned.number, low, high)
-    aims = jnp.clip(jnp.append(0, jnp.arange(1, d + step, step)), low, most)
+    # Nor is there one below what L_J lacks: so many others must be there.
+    rank = true_rank(W, C)
+    least = jnp.clip(_missing_ranks(once_known(rank.astype(W.dtype), W), pinned), low, high)
+    most = jnp.clip(rank - 1 - pinned.number, least, high)
+    aims = jnp.clip(jnp.append(0, jnp.arange(1, d + step, step)), least, most)
     by_aim = lax.stop_gradient(lax.map(lambda aim: _log_esps_given(W, C, *pinned, aim, aim), aims))
     nearest = jnp.argmin(jnp.abs(jnp.arange(d + 1)[:, None] - aims), axis=1)
     about = by_aim[nearest, jnp.arange(d + 1)]

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fuzz import GIVEN, KINDS, LAWS, SHAPES, SIZES, SUBSETS, all_minors, failures, random_kernels
+from fuzz import GIVEN, HOLDS, KINDS, LAWS, SHAPES, SIZES, SUBSETS, all_minors, failures, random_kernels
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -80,6 +80,17 @@ def test_no_pair_beside_an_item():
     alone, all_three = weights[SUBSETS.index((1,))], weights[SUBSETS.index((0, 1, 2))]
     wanted = np.array([alone, 0, all_three, 0]) / (alone + all_three)
     np.testing.assert_allclose(np.exp(given.size_log_prob()), wanted, atol=1e-12)
+
+
+def test_a_pair_that_needs_a_third():
+    """Items 1 and 2 are parallel: no scale makes a pair of them likely, and every subset with both has three items."""
+    V, D = column(-1.5, 1, 2, 1).astype(np.float32), matrix([-2, 1.5], [1.25, -1.5]).astype(np.float32)
+    B = matrix([-0.5, -0.5], [-1.75, 1.75], [-2, 2], [2, -1]).astype(np.float32)
+    law = SizedNDPP(V, B, D, np.zeros(4, np.float32))
+    minors = all_minors(*(part[None].astype(float) for part in (V, B, D)))[0]
+    three = minors * (SIZES == 3)
+    wanted = three[HOLDS[:, [1, 2]].all(axis=1)].sum() / three.sum() / 4
+    np.testing.assert_allclose(np.exp(law.marginal_log_prob(np.array([1, 2]))), wanted, rtol=1e-4)
 
 
 def test_padding_changes_no_marginal():
