@@ -220,8 +220,9 @@ def comparisons(code, given, V, B, D, dtype, samplers):
     for member, wanted, as_probs in truth(*exact, code, given):
         got = np.asarray(as_probs(members[member]), float)
         wrong = ~(np.abs(got - wanted) < TOLERANCE[dtype]).reshape(len(V), -1).all(axis=1)
-        # Given items, the weights of a free size lose digits that their ratios, which are probabilities, do not miss.
-        most = np.inf if (code.startswith("SizedNDPP"), member) == (True, "log_normalizer") else 1.001
+        # Not right yet: near rounding, in float32, the normaliser of a free size given items is off by some hundredths.
+        is_excused = code.startswith("SizedNDPP") and member == "log_normalizer"
+        most = np.inf if is_excused else 1.001
         never = ~(got < most).reshape(len(V), -1).all(axis=1)  # NaN too
         yield member, got, wanted, np.where(is_near, never, wrong)
     of_all_sizes = all_minors(*exact) * HOLDS[:, list(include)].all(axis=1) * ~HOLDS[:, list(exclude)].any(axis=1)
