@@ -63,21 +63,25 @@ class _Circles(NamedTuple):
     log_sum: Array  # (s,) log f(r)
 
 
-def place_circles(log_e: Array, wanted: Array, log_radii: Array | None = None) -> _Circles:
+def place_circles(
+    log_e: Array, wanted: Array, log_radii: Array | None = None, log_whole: Array | None = None
+) -> _Circles:
     """Circles that serve all wanted sizes, one after the other, each with as large a radius as its first size allows.
 
     :param log_e: the logarithms of the coefficients (s,), about; -inf where they are zero.
     :param wanted: (s,) which are to be computed.
     :param log_radii: those to choose from (r,), ascending; any if None.
+    :param log_whole: the sequence (s,) that says which sizes are likely, if it is not log_e itself.
     """
     num_sizes, dtype = len(log_e), log_e.dtype
     sizes, log_eps = jnp.arange(num_sizes), math.log(jnp.finfo(dtype).eps)
-    possible = log_e > -jnp.inf
+    log_whole = log_e if log_whole is None else log_whole
+    possible = log_whole > -jnp.inf
     most, is_single = jnp.max(jnp.where(possible, sizes, 0)), jnp.sum(possible) <= 1
-    finite = jnp.where(possible, log_e, 0.0)
+    finite = jnp.where(possible, log_whole, 0.0)
     bound = jnp.max(finite) - jnp.min(finite) - log_eps + math.log(num_sizes)
 
-    def log_probs(log_radius: Array) -> tuple[Array, Array]:
+    def log_probs(log_radius: Array, log_e: Array = log_whole) -> tuple[Array, Array]:
         terms = log_e + sizes * log_radius
         log_sum = jax.nn.logsumexp(terms)
         return terms - log_sum, log_sum
@@ -106,8 +110,8 @@ def place_circles(log_e: Array, wanted: Array, log_radii: Array | None = None) -
     def add(carry: tuple[Array, _Circles]) -> tuple[Array, _Circles]:
         first, circles = carry
         log_radius = radius_for(first)
-        log_p, log_sum = log_probs(log_radius)
-        is_beyond = wanted & (sizes > first) & (log_p < _COVERED)
+        is_beyond = wanted & (sizes > first) & (log_probs(log_radius)[0] < _COVERED)
+        log_p, log_sum = log_probs(log_radius, log_e)
         end = jnp.min(jnp.where(is_beyond, sizes, num_sizes))  # not served any more
         there = log_p > _COVERED + _FOLDED * log_eps
         smallest, largest = jnp.min(jnp.where(there, sizes, first)), jnp.max(jnp.where(there, sizes, first))
@@ -127,6 +131,39 @@ def place_circles(log_e: Array, wanted: Array, log_radii: Array | None = None) -
     nothing, none = jnp.zeros(num_sizes, dtype), jnp.zeros(num_sizes, sizes.dtype)
     start = jnp.min(jnp.where(wanted, sizes, num_sizes)), _Circles(none, nothing, none, nothing)
     return lax.while_loop(lambda carry: carry[0] < num_sizes, add, start)[1]
+
+
+def log_concave(log_e: Array) -> Array:
+    """A log-concave sequence above log_e (s,), that touches it where it is such itself.
+
+    The line below which all of it lies is found for each of the slopes between neighbours, of which there are some one
+    and some two sizes apart: the odd sizes of a kernel that is nearly skew are rare.
+    """
+    sizes, known = jnp.arange(len(log_e)), log_e > -jnp.inf
+    first = jnp.where(known, log_e, 0.0)
+
+    def slopes(step: int) -> Array:
+        both = known & jnp.append(known[step:], jnp.zeros(step, bool))
+        return jnp.where(both, (jnp.append(first[step:], jnp.zeros(step, log_e.dtype)) - first) / step, 0.0)
+
+    slope = jnp.concatenate([slopes(1), slopes(2)])[:, None]
+    lines = jnp.max(log_e - slope * sizes, axis=1, keepdims=True) + slope * sizes
+    return jnp.where(sizes <= jnp.max(jnp.where(known, sizes, 0)), jnp.min(lines, axis=0), -jnp.inf)
+
+
+def _circles_with_room(log_e: Array, wanted: Array, number: int) -> _Circles:
+    """Circles with no more nodes than ``number``: sizes that are rare at any radius share them only if they have to."""
+
+    def place(carry: tuple[Array, _Circles]) -> tuple[Array, _Circles]:
+        tries, _ = carry
+        return tries + 1, place_circles(log_e, wanted, log_whole=jnp.where(tries == 0, log_e, log_concave(log_e)))
+
+    def is_missing(carry: tuple[Array, _Circles]) -> Array:
+        tries, circles = carry
+        return (tries == 0) | ((tries == 1) & (jnp.sum(circles.num_upper) > number))
+
+    nothing, none = jnp.zeros_like(log_e), jnp.zeros(len(log_e), jnp.arange(0).dtype)
+    return lax.while_loop(is_missing, place, (jnp.asarray(0), _Circles(none, nothing, none, nothing)))[1]
 
 
 class _Nodes(NamedTuple):
@@ -300,7 +337,10 @@ def log_coefficients(
     """
     log_e, sizes = lax.stop_gradient(log_e), jnp.arange(len(log_e))
     wanted, number = wanted & (log_e > -jnp.inf), num_places(num_wanted, log_e.dtype)
-    circles = place_circles(log_e, wanted, log_radii)
+    if log_radii is None:
+        circles = _circles_with_room(log_e, wanted, number)
+    else:
+        circles = place_circles(log_e, wanted, log_radii)
     nodes, is_wide = place_nodes(circles, log_e, lax.stop_gradient(eigenvalues), number, log_radii is not None)
     angle, log_abs = _one_by_one(poly, nodes)
     if eigenvalues is not None and len(eigenvalues) >= _SMALLEST_RANK:
@@ -317,5 +357,5 @@ def log_coefficients(
     log_probs = jnp.log(jnp.where(usable, probs, 1.0))
     value = log_probs + circles.log_sum[circles.first] - sizes * circles.log_radius[circles.first]
     has_room = jnp.cumsum(circles.num_upper)[circles.first] <= number
-    value = jnp.where(usable, jnp.where(has_room, value, jnp.nan), 0.0)
+    value = jnp.where(usable, value * jnp.where(has_room, 1.0, jnp.nan), 0.0)  # NaN in derivatives too
     return value, lax.stop_gradient(jnp.where(wanted, jnp.where(has_room, probs, jnp.nan), 1.0))

@@ -58,6 +58,8 @@ def log_weights_of_sizes(target: Target, C: Array, *, every_size: bool = False) 
     """
     W, weights, (low, high) = target.kernel.W, target.log_size_weights, target.sizes
     if len(target.items):
+        if weights is not None:  # whose circles come first: two batches of factorisations at once may stand still
+            C = once_known(jnp.max(weights), C)
         log_e = log_esps_given(W, C, target.pinned, low, high, every_size or weights is not None)
     elif weights is None:
         log_e = restrict_sizes(log_esps(W, C), low, high)

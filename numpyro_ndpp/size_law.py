@@ -16,7 +16,7 @@ from jax import Array, lax
 
 from numpyro_ndpp.circles import log_coefficients
 from numpyro_ndpp.kernel import marginal_matrix
-from numpyro_ndpp.linalg import column_lengths, matmul, once_known
+from numpyro_ndpp.linalg import column_lengths, matmul, once_known, with_derivatives_of
 from numpyro_ndpp.normalizer import (
     Pencil,
     balanced_product,
@@ -29,12 +29,16 @@ from numpyro_ndpp.platforms import platform
 from numpyro_ndpp.size_bounds import bound_sizes
 from numpyro_ndpp.target import Pinned
 
-# Beside pinned items coefficients are read off at a scale. So many sizes are near enough to be read off at one, unless
-# there would be more scales than that.
-_SIZES_OF_A_SCALE = 4
+# Beside pinned items coefficients are read off at a scale, each size at one of its own unless there would be more than
+# so many scales.
 _MOST_SCALES = 16
 # On a circle that was placed by bounds every size has to be as likely as this: then its weight is accurate.
 _LEAST_PROBABILITY = 1e-3
+
+
+def _rounding(W: Array) -> float:
+    """What rounding leaves of a probability that is zero, or of a relative singular value."""
+    return 8 * len(W) * float(jnp.finfo(W.dtype).eps)
 
 
 def _multiply_out(constant: Array, linear: Array, quadratic: Array) -> Array:
@@ -56,16 +60,19 @@ def _multiply_out(constant: Array, linear: Array, quadratic: Array) -> Array:
 def log_esps(W: Array, C: Array, most: int | None = None) -> Array:
     """log e_0 .. log e_d (d+1,): all coefficients, -inf where they are zero to rounding.
 
-    :param most: no larger size is wanted: then there are most + 1, and derivatives cost less.
+    :param most: no larger size is wanted: then there are most + 1, and each is accurate, however unlikely it is beside
+        the others.
 
-    O(d³) for the value, O(J d³) for all derivatives, J ≤ d + 49 nodes on a few circles. The probabilities of all sizes
-    are accurate to rounding; the logarithm of a coefficient that needs eigenvalues near eps times the largest is only
-    as good as these (:func:`log_sum_esp` is better there).
+    Without ``most`` O(d³) for the value, O(J d³) for all derivatives, J ≤ d + 49 nodes on a few circles. The
+    probabilities of all sizes are accurate to rounding; a coefficient that needs eigenvalues near eps times the largest
+    is only as good as these. With ``most`` O(J d³) for both.
     """
-    if most is None or not platform().slow_eigenvalues or most == len(W):  # no bound serves the largest sizes of all
-        return _log_esps(len(W) if most is None else most, W, C)[: None if most is None else most + 1]
+    if most is None:
+        return _log_esps(W, C)
+    if not platform().slow_eigenvalues or most == len(W):  # no bound serves the largest sizes of all
+        return _every_log_esp(most, W, C)[: most + 1]
     value, is_accurate = log_esps_by_bounds(W, C, most)
-    return lax.cond(is_accurate, lambda W, C: value, partial(_log_esps, most), W, C)[: most + 1]
+    return lax.cond(is_accurate, lambda W, C: value, partial(_every_log_esp, most), W, C)[: most + 1]
 
 
 def log_esps_by_bounds(W: Array, C: Array, most: int) -> tuple[Array, Array]:
@@ -79,9 +86,19 @@ def log_esps_by_bounds(W: Array, C: Array, most: int) -> tuple[Array, Array]:
     return value.at[0].set(0.0), is_accurate  # e_0 is one
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _log_esps(most: int, W: Array, C: Array) -> Array:
+@jax.custom_jvp
+def _log_esps(W: Array, C: Array) -> Array:
     return _of_eigenvalues(_eigenvalues(W, C))
+
+
+def _every_log_esp(most: int, W: Array, C: Array) -> Array:
+    """log e_0 .. log e_d (d+1,), by circles whose radii eigenvalues give; zero above ``most``."""
+    # No derivative passes through eigenvalues.
+    eigenvalues = _eigenvalues(*lax.stop_gradient((W, C)))
+    about = _of_eigenvalues(eigenvalues)
+    value, probs = _by_circles(pencil(W, C), about, most, eigenvalues)
+    value = jnp.where(probs > _rounding(W), value, with_derivatives_of(about, value))
+    return jnp.where(about == -jnp.inf, -jnp.inf, value.at[0].set(0.0))  # e_0 is one
 
 
 def _eigenvalues(W: Array, C: Array) -> Array:
@@ -107,13 +124,9 @@ def _of_eigenvalues(eigenvalues: Array) -> Array:
 
 
 @_log_esps.defjvp
-def _log_esps_jvp(most: int, primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
-    # No derivative passes through eigenvalues.
-    eigenvalues = _eigenvalues(*lax.stop_gradient(primals))
-    about = _of_eigenvalues(eigenvalues)
-    found, slopes = jax.jvp(lambda W, C: _by_circles(pencil(W, C), about, most, eigenvalues)[0], primals, tangents)
-    slopes = jnp.where(jnp.isfinite(about), slopes.at[0].set(0.0), 0.0)  # e_0 is one
-    return once_known(found, _log_esps(most, *primals)), slopes
+def _log_esps_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[Array, Array]:
+    found, slopes = jax.jvp(partial(_every_log_esp, len(primals[0])), primals, tangents)
+    return once_known(found, _log_esps(*primals)), slopes
 
 
 def _by_circles(poly: Pencil, log_e: Array, most: int, eigenvalues: Array | None = None) -> tuple[Array, Array]:
@@ -147,11 +160,12 @@ def log_esps_given(
 def _every_log_esp_given(W: Array, C: Array, pinned: Pinned, low: Array, high: Array) -> Array:
     """By circles, whose radii need no more than what is read off at a few scales: each size at the nearest one."""
     d = len(W)
-    step = max(_SIZES_OF_A_SCALE, -(-d // _MOST_SCALES))
+    step = -(-d // _MOST_SCALES)
     # Above the rank there is no scale to aim with, and at the rank itself none that others could be read off at.
     # Nor is there one below what L_J lacks: so many others must be there.
     rank = true_rank(W, C)
-    least = jnp.clip(_missing_ranks(once_known(rank.astype(W.dtype), W), pinned), low, high)
+    lacking = _missing_ranks(*lax.stop_gradient((once_known(rank.astype(W.dtype), W), pinned)))
+    least = jnp.clip(lacking, low, high)
     most = jnp.clip(rank - 1 - pinned.number, least, high)
     aims = jnp.clip(jnp.append(0, jnp.arange(1, d + step, step)), least, most)
     by_aim = lax.stop_gradient(lax.map(lambda aim: _log_esps_given(W, C, *pinned, aim, aim), aims))
@@ -159,22 +173,24 @@ def _every_log_esp_given(W: Array, C: Array, pinned: Pinned, low: Array, high: A
     about = by_aim[nearest, jnp.arange(d + 1)]
     about = jnp.where(about == -jnp.inf, jnp.max(by_aim, axis=0), about)  # zero at one scale may be rounding there
     value, probs = _by_circles(pencil(W, C, pinned), about, d)
+    # A size that was aimed at is most accurate at that scale. At larger ones determinants beside pinned items may be
+    # the difference of much larger ones.
+    value = jnp.where(aims[nearest] == jnp.arange(d + 1), with_derivatives_of(about, value), value)
     # What is zero may be rounding in what was read off, and of any sign on its circle.
-    is_zero = (about == -jnp.inf) | (probs <= 8 * d * jnp.finfo(W.dtype).eps)
+    is_zero = (about == -jnp.inf) | (probs <= _rounding(W))
     return jnp.where(is_zero, -jnp.inf, value)
 
 
 @jax.custom_jvp
 def _log_esps_given(W: Array, C: Array, rows: Array, present: Array, low: Array, high: Array) -> Array:
     poly = pencil(W, C, Pinned(rows, present))
-    d, eps = len(W), jnp.finfo(W.dtype).eps
+    d, eps, rounding = len(W), jnp.finfo(W.dtype).eps, _rounding(W)
     # Read off at a scale where the sizes that count are likely: the polynomial is a product of (1 - p) + p t / scale.
     log_scale, _ = solve_near_sizes(poly, low, high, is_pinned=True)
     sign, log_det = jnp.linalg.slogdet(poly.at(jnp.exp(log_scale)))
     length = column_lengths(C)
     K = Pinned(rows, present).marginal_matrix(jnp.exp(log_scale) * W, C)
     p = jnp.linalg.eigvals(matmul(K * length[:, None] * length, C / (length[:, None] * length)))
-    rounding = 8 * d * eps
     # Nothing can be made of items that are not there together at all.
     possible = (sign > 0) & jnp.all(jnp.isfinite(p)) & jnp.all(jnp.abs(p) < 1 / jnp.sqrt(eps))
     possible &= Pinned(rows, present).log_prob(marginal_matrix(W, C)) > -jnp.inf
@@ -206,7 +222,7 @@ def _missing_ranks(W: Array, pinned: Pinned) -> Array:
     left, right = (jnp.where(length > 0, 1 / jnp.where(length > 0, length, 1.0), 0.0) for length in lengths)
     minor = matmul(images, pinned.rows.T) * left[:, None] * right + jnp.diag((~pinned.present).astype(W.dtype))
     singular_values = jnp.linalg.svd(minor, compute_uv=False)
-    return jnp.sum(singular_values <= 8 * len(W) * jnp.finfo(W.dtype).eps)
+    return jnp.sum(singular_values <= _rounding(W))
 
 
 @_log_esps_given.defjvp

@@ -118,8 +118,8 @@ class SizedNDPP(_FreeSize, OfParts):
     with e_k the k-th elementary symmetric polynomial of the eigenvalues of L: the size is drawn from π, then the subset
     from the :class:`~numpyro_ndpp.KNDPP` of that size. Where L has no subset of some size, π is that of the others.
 
-    Members, samplers and conditioning are those of :class:`~numpyro_ndpp.NDPP`. Beyond what that costs, a value takes
-    O(d³) and a gradient O(J d³), J nodes on a few circles, for all subsets and sizes together.
+    Members, samplers and conditioning are those of :class:`~numpyro_ndpp.NDPP`. Beyond what that costs, values and
+    gradients take O(J d³), J nodes on a few circles, for all subsets and sizes together.
 
     :param V, B, D: the kernel, as for :class:`~numpyro_ndpp.NDPP`. Its scale does not count.
     :param size_logits: log π_s up to a constant, for s = 0, 1, ..., max_size (..., max_size+1); -inf for a size that is

@@ -93,6 +93,27 @@ def test_a_pair_that_needs_a_third():
     np.testing.assert_allclose(np.exp(law.marginal_log_prob(np.array([1, 2]))), wanted, rtol=1e-4)
 
 
+def test_an_item_of_a_large_whole_in_float32():
+    """The whole is much larger than what holds item 1: what is read off at too large a scale is rounded away."""
+    V, D = column(-0.5, -2.0, -1.5, 1.5), matrix([-1.75, -1.75], [0.0, -0.25])
+    B = matrix([-0.75, 0.75], [2.0, -1.5], [-0.75, 1.0], [-0.5, 1.75])
+    minors, sizes = all_minors(V[None], B[None], D[None])[0], np.array([1, np.exp(1), np.exp(-1), 1])
+    weights = [sizes[len(S)] * minors[i] / minors[len(S) == SIZES].sum() for i, S in enumerate(SUBSETS) if len(S) < 4]
+    wanted = sum(weight for weight, S in zip(weights, SUBSETS, strict=False) if 1 in S and 3 not in S)
+    law = SizedNDPP(*(part.astype(np.float32) for part in (V, B, D)), np.log(sizes).astype(np.float32))
+    np.testing.assert_allclose(np.exp(law.condition([1], [3]).log_normalizer), wanted, rtol=1e-4)
+
+
+def test_pairs_that_are_rare_at_any_scale_in_float32():
+    """They have some millionths of the weight of single items and triples: fewer digits than eigenvalues have."""
+    V, D = column(1.0, -1.125, -1.25, -1.0), matrix([0.0, 2.0**-9], [0.0, 0.0])
+    B = matrix([0.875, 0.6875], [-0.1875, 1.0], [-0.4375, -0.5], [-0.125, -0.0625])
+    minors = all_minors(V[None], B[None], D[None])[0]
+    law = SizedNDPP(*(part.astype(np.float32) for part in (V, B, D)), np.zeros(4, np.float32))
+    wanted = [minors[size == SIZES].sum() for size in range(4)]
+    np.testing.assert_allclose(np.exp(-law.log_size_weights), wanted, rtol=2e-3)
+
+
 def test_padding_changes_no_marginal():
     V, B, D = column(0, 1, 1, 0), matrix([0, -1], [1, 0], [0, 1], [1, 0]), matrix([0, 0], [1, 0])
     law = NDPP(V, B, D, min_size=1)

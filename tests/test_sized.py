@@ -27,7 +27,7 @@ from numpyro_ndpp import (
     platforms,
     size_law,
 )
-from numpyro_ndpp.circles import log_coefficients, num_places, place_circles, place_nodes
+from numpyro_ndpp.circles import log_coefficients, log_concave, num_places, place_circles, place_nodes
 from numpyro_ndpp.kernel import gram
 from numpyro_ndpp.normalizer import log_circle_sum, log_sum_esp, pencil
 from numpyro_ndpp.size_law import log_esps, log_esps_by_bounds
@@ -274,6 +274,35 @@ def test_every_size_has_its_nodes():
     by_one = jax.jit(lambda k: jax.jvp(lambda W: log_circle_sum(W, C, None, k, k, sizes, d + 4), (W,), (dW,))[1])
     some = np.append(np.arange(1, 50, 8), np.arange(50, d))
     np.testing.assert_allclose(slopes[some], [by_one(k) for k in some], rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_rare_sizes_share_circles():
+    """Of a kernel that is nearly skew odd sizes are rare at any radius: no room for a circle of their own."""
+    d, rng = 64, np.random.default_rng(0)
+    X, K, dW = rng.normal(size=(400, d)) / 7, rng.normal(size=(d // 2, d // 2)), rng.normal(size=(d, d))
+    W = 1e-3 * np.eye(d)
+    W[d // 2 :, d // 2 :] = K - K.T
+    C, sizes = X.T @ X, np.arange(d + 1)
+    log_e = log_esps(W.astype(np.float32), C.astype(np.float32))
+    assert place_circles(log_e, sizes <= 32).num_upper.sum() > num_places(33, np.float32)
+    assert place_circles(log_e, sizes <= 32, log_whole=log_concave(log_e)).num_upper.sum() < num_places(33, np.float32)
+    slopes = jax.jit(lambda W, C, dW: jax.jvp(lambda W: log_esps(W, C, 32), (W,), (dW * W,)))
+    (value, slope), (exact, of_exact) = (slopes(*(x.astype(t) for x in (W, C, dW))) for t in (np.float32, np.float64))
+    np.testing.assert_allclose(value, exact, atol=2e-3)
+    np.testing.assert_allclose(slope, of_exact, atol=2e-3, rtol=2e-3)
+    for k in (1, 15, 32):
+        by_one = jax.jvp(lambda W, k=k: log_sum_esp(W, C, k, k, d), (W,), (dW * W,))
+        np.testing.assert_allclose((exact[k], of_exact[k]), by_one, rtol=1e-7)
+
+
+def test_a_log_concave_sequence_above():
+    log_e = jnp.log(jnp.array([1.0, 0.5, 8.0, 4.0, 0.0, 1.0, 0.0]))
+    above = log_concave(log_e)
+    assert (above >= log_e).all()
+    assert np.isneginf(above[-1])
+    np.testing.assert_allclose(above[jnp.array([0, 2, 3])], log_e[jnp.array([0, 2, 3])], atol=1e-14)
+    np.testing.assert_array_less(np.diff(above[:-1], 2), 1e-12)
 
 
 SAMPLERS = [Cholesky(), UpDown(), pytest.param(Exact()), pytest.param(Rejection(), marks=pytest.mark.slow)]
