@@ -3,7 +3,8 @@
 Each size would want a radius of its own on the circle of :mod:`numpyro_ndpp.normalizer`. The eigenvalues of M = W C
 have non-negative real part, so the polynomial det(I + t M) is a product of factors with non-negative coefficients, and
 multiplying those out in log space never cancels. Eigenvalues are no road to derivatives (they fail where eigenvalues
-repeat), so those come from a few circles (:mod:`numpyro_ndpp.circles`).
+repeat), so those come from a few circles (:mod:`numpyro_ndpp.circles`). So do the values where each size is to have all
+its digits, however unlikely it is beside the others.
 """
 
 import math
