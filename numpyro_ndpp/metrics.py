@@ -120,7 +120,12 @@ def mean_log_likelihood(
 
 
 def _log_probs(dist: SubsetDistribution, lists: list[np.ndarray]) -> np.ndarray:
-    return np.asarray(dist.log_prob(pad_subsets(lists, dist.num_items)), dtype=np.float64)
+    return np.asarray(dist.log_prob(pad_subsets(lists, dist.num_items, _width(lists, dist.num_items))), np.float64)
+
+
+def _width(lists: list[np.ndarray], num_items: int) -> int:
+    """Room for the largest: a power of two, so that baskets of much the same sizes need no other program."""
+    return min(1 << (max(map(len, lists)) - 1).bit_length(), num_items) if any(map(len, lists)) else 0
 
 
 def subset_auc(
@@ -223,7 +228,7 @@ def mean_percentile_rank(
     rest = [np.delete(basket, place) for basket, place in zip(lists, places, strict=True)]
     sizes = np.array(list(map(len, rest)))
     counts = np.zeros((5, len(lists)))
-    widths = narrowing_widths(int(sizes.max()), _NARROWEST, 0.25)  # few shapes to compile
+    widths = narrowing_widths(_width(rest, n), _NARROWEST, 0.25)  # few shapes to compile
     for low, width in zip([0, *widths[:-1]], widths, strict=True):
         chosen = np.flatnonzero((sizes > low) & (sizes <= width))
         # Whole chunks: one shape to compile for each width.
@@ -232,7 +237,7 @@ def mean_percentile_rank(
             part = chosen[start : start + chunk]
             filled = np.resize(part, chunk)
             rows = pad_subsets([rest[i] for i in filled], n, width)
-            counts[:, part] = _rank_counts(judged, rows, hidden[filled])[:, : len(part)]
+            counts[:, part] = np.asarray(_rank_counts(judged, rows, hidden[filled]))[:, : len(part)]
     no_likelier, outside, likelier, possible, can_join = counts
     by_paper = no_likelier / np.maximum(outside, 1)
     ranks = 100 * (by_paper if definition == "paper" else 1 - likelier / np.maximum(possible, 1))

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_programs import compilations
 
 from numpyro_ndpp import NDPP, Cholesky
 from numpyro_ndpp.datasets import simulate_baskets
@@ -217,3 +218,22 @@ def test_random_subsets_have_none_of_the_items_that_are_decided(law):
     assert abs(subset_auc(uniform, baskets).value - 0.5) < 4 * 0.5 / 400**0.5
     with pytest.raises(ValueError, match="one has 8 items, but only 6 are neither in nor out"):
         subset_auc(uniform, [list(range(8))])
+
+
+def test_other_baskets_compile_nothing(law):
+    """As many of them, the largest within the same power of two, and another kernel."""
+    rng = np.random.default_rng(2)
+
+    def judge(dist, largest):
+        sizes = np.append(rng.integers(1, largest, size=19), largest)
+        sets = [np.sort(rng.choice(N, size=size, replace=False)) for size in sizes]
+        mean_log_likelihood(dist, sets)
+        subset_auc(dist, sets)
+        mean_percentile_rank(dist, sets)
+
+    judge(law, 8)
+    other = NDPP(2 * law.V, law.B, law.D, sampler=Cholesky())
+    other.log_normalizer  # noqa: B018 - the parameters were looked at
+    with compilations() as found:
+        judge(other, 6)
+    assert found == []
