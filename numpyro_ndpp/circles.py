@@ -81,8 +81,8 @@ def place_circles(
     finite = jnp.where(possible, log_whole, 0.0)
     bound = jnp.max(finite) - jnp.min(finite) - log_eps + math.log(num_sizes)
 
-    def log_probs(log_radius: Array, log_e: Array = log_whole) -> tuple[Array, Array]:
-        terms = log_e + sizes * log_radius
+    def log_probs(log_radius: Array, log_weights: Array) -> tuple[Array, Array]:
+        terms = log_weights + sizes * log_radius
         log_sum = jax.nn.logsumexp(terms)
         return terms - log_sum, log_sum
 
@@ -94,7 +94,7 @@ def place_circles(
         def halve(_: Array, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
             low, high = bracket
             middle = 0.5 * (low + high)
-            larger = is_small(log_probs(middle)[0], first)
+            larger = is_small(log_probs(middle, log_whole)[0], first)
             return jnp.where(larger, middle, low), jnp.where(larger, high, middle)
 
         log_radius = lax.fori_loop(0, _HALVINGS, halve, (-bound, bound))[0]
@@ -102,7 +102,7 @@ def place_circles(
 
     radius_for = by_halving
     if log_radii is not None:
-        table, _ = jax.vmap(log_probs)(log_radii)  # once for all circles
+        table, _ = jax.vmap(log_probs, (0, None))(log_radii, log_whole)  # once for all circles
 
         def radius_for(first: Array) -> Array:
             return log_radii[jnp.maximum(jnp.sum(is_small(table, first)) - 1, 0)]
@@ -110,7 +110,7 @@ def place_circles(
     def add(carry: tuple[Array, _Circles]) -> tuple[Array, _Circles]:
         first, circles = carry
         log_radius = radius_for(first)
-        is_beyond = wanted & (sizes > first) & (log_probs(log_radius)[0] < _COVERED)
+        is_beyond = wanted & (sizes > first) & (log_probs(log_radius, log_whole)[0] < _COVERED)
         log_p, log_sum = log_probs(log_radius, log_e)
         end = jnp.min(jnp.where(is_beyond, sizes, num_sizes))  # not served any more
         there = log_p > _COVERED + _FOLDED * log_eps
@@ -134,19 +134,18 @@ def place_circles(
 
 
 def log_concave(log_e: Array) -> Array:
-    """A log-concave sequence above log_e (s,), that touches it where it is such itself.
+    """A log-concave sequence above log_e (s,), equal to it where it is log-concave.
 
-    The line below which all of it lies is found for each of the slopes between neighbours, of which there are some one
-    and some two sizes apart: the odd sizes of a kernel that is nearly skew are rare.
+    It is the least of some lines that lie above all of log_e. Their slopes are those between sizes that are one or two
+    apart: two, since every other size of a kernel that is nearly skew is rare.
     """
     sizes, known = jnp.arange(len(log_e)), log_e > -jnp.inf
-    first = jnp.where(known, log_e, 0.0)
+    finite = jnp.where(known, log_e, 0.0)
 
     def slopes(step: int) -> Array:
-        both = known & jnp.append(known[step:], jnp.zeros(step, bool))
-        return jnp.where(both, (jnp.append(first[step:], jnp.zeros(step, log_e.dtype)) - first) / step, 0.0)
+        return jnp.where(known[step:] & known[:-step], (finite[step:] - finite[:-step]) / step, 0.0)
 
-    slope = jnp.concatenate([slopes(1), slopes(2)])[:, None]
+    slope = jnp.concatenate([jnp.zeros(1, log_e.dtype), slopes(1), slopes(2)])[:, None]
     lines = jnp.max(log_e - slope * sizes, axis=1, keepdims=True) + slope * sizes
     return jnp.where(sizes <= jnp.max(jnp.where(known, sizes, 0)), jnp.min(lines, axis=0), -jnp.inf)
 
