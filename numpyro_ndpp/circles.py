@@ -33,6 +33,7 @@ from jax import Array, lax
 from numpyro_ndpp.linalg import log_det_and_angle, log_det_angle_and_inverse, matmul, once_known
 from numpyro_ndpp.normalizer import Pencil
 from numpyro_ndpp.platforms import platform
+from numpyro_ndpp.size_bounds import log_concave
 
 # A circle serves the sizes whose log-probability is at least this: what rounding does to the likely sizes, whose
 # derivatives may be much larger, is seen in the others divided by their probability.
@@ -131,23 +132,6 @@ def place_circles(
     nothing, none = jnp.zeros(num_sizes, dtype), jnp.zeros(num_sizes, sizes.dtype)
     start = jnp.min(jnp.where(wanted, sizes, num_sizes)), _Circles(none, nothing, none, nothing)
     return lax.while_loop(lambda carry: carry[0] < num_sizes, add, start)[1]
-
-
-def log_concave(log_e: Array) -> Array:
-    """A log-concave sequence above log_e (s,), equal to it where it is log-concave.
-
-    It is the least of some lines that lie above all of log_e. Their slopes are those between sizes that are one or two
-    apart: two, since every other size of a kernel that is nearly skew is rare.
-    """
-    sizes, known = jnp.arange(len(log_e)), log_e > -jnp.inf
-    finite = jnp.where(known, log_e, 0.0)
-
-    def slopes(step: int) -> Array:
-        return jnp.where(known[step:] & known[:-step], (finite[step:] - finite[:-step]) / step, 0.0)
-
-    slope = jnp.concatenate([jnp.zeros(1, log_e.dtype), slopes(1), slopes(2)])[:, None]
-    lines = jnp.max(log_e - slope * sizes, axis=1, keepdims=True) + slope * sizes
-    return jnp.where(sizes <= jnp.max(jnp.where(known, sizes, 0)), jnp.min(lines, axis=0), -jnp.inf)
 
 
 def _circles_with_room(log_e: Array, wanted: Array, number: int) -> _Circles:

@@ -20,7 +20,7 @@ from jax import Array, lax
 
 from numpyro_ndpp.linalg import log_det_and_angle
 
-__all__ = ["SizeBounds", "bound_sizes"]
+__all__ = ["SizeBounds", "bound_sizes", "log_concave"]
 
 _NUM_RADII = 128
 # The mean size at the smallest radius is at most this.
@@ -56,3 +56,20 @@ def bound_sizes(M: Array, most: int) -> SizeBounds:
     is_usable = jnp.all((angle == 0) & jnp.isfinite(log_f)) & (last < _NUM_RADII - 1)
     needed = jnp.max(jnp.where(jnp.arange(_NUM_RADII) <= last, rounding, 0.0))
     return SizeBounds(jnp.min(heights, axis=1).at[0].set(0.0), log_radii, needed, is_usable)
+
+
+def log_concave(log_e: Array) -> Array:
+    """A log-concave sequence above log_e (s,), equal to it where it is log-concave.
+
+    It is the least of some lines that lie above all of log_e. Their slopes are those between sizes that are one or two
+    apart: two, since every other size of a kernel that is nearly skew is rare.
+    """
+    sizes, known = jnp.arange(len(log_e)), log_e > -jnp.inf
+    finite = jnp.where(known, log_e, 0.0)
+
+    def slopes(step: int) -> Array:
+        return jnp.where(known[step:] & known[:-step], (finite[step:] - finite[:-step]) / step, 0.0)
+
+    slope = jnp.concatenate([jnp.zeros(1, log_e.dtype), slopes(1), slopes(2)])[:, None]
+    lines = jnp.max(log_e - slope * sizes, axis=1, keepdims=True) + slope * sizes
+    return jnp.where(sizes <= jnp.max(jnp.where(known, sizes, 0)), jnp.min(lines, axis=0), -jnp.inf)

@@ -27,9 +27,10 @@ from numpyro_ndpp import (
     platforms,
     size_law,
 )
-from numpyro_ndpp.circles import log_coefficients, log_concave, num_places, place_circles, place_nodes
+from numpyro_ndpp.circles import log_coefficients, num_places, place_circles, place_nodes
 from numpyro_ndpp.kernel import gram
 from numpyro_ndpp.normalizer import log_circle_sum, log_sum_esp, pencil
+from numpyro_ndpp.size_bounds import log_concave
 from numpyro_ndpp.size_law import log_esps, log_esps_by_bounds
 
 D = 8
