@@ -136,16 +136,18 @@ def place_circles(
 
 def _circles_with_room(log_e: Array, wanted: Array, number: int) -> _Circles:
     """Circles with no more nodes than ``number``: sizes that are rare at any radius share them only if they have to."""
+    log_smooth = log_concave(log_e)
 
     def place(carry: tuple[Array, _Circles]) -> tuple[Array, _Circles]:
         tries, _ = carry
-        return tries + 1, place_circles(log_e, wanted, log_whole=jnp.where(tries == 0, log_e, log_concave(log_e)))
+        return tries + 1, place_circles(log_e, wanted, log_whole=jnp.where(tries == 0, log_e, log_smooth))
 
     def is_missing(carry: tuple[Array, _Circles]) -> Array:
         tries, circles = carry
         return (tries == 0) | ((tries == 1) & (jnp.sum(circles.num_upper) > number))
 
     nothing, none = jnp.zeros_like(log_e), jnp.zeros(len(log_e), jnp.arange(0).dtype)
+    # A loop of one round or two: what places circles is compiled once.
     return lax.while_loop(is_missing, place, (jnp.asarray(0), _Circles(none, nothing, none, nothing)))[1]
 
 

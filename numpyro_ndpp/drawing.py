@@ -20,6 +20,7 @@ from numpyro_ndpp.parameters import Shape
 from numpyro_ndpp.programs import is_tracing, program
 from numpyro_ndpp.samplers.base import Sampler, check_sampler
 from numpyro_ndpp.target import Target
+from numpyro_ndpp.widths import power_of_two
 
 __all__ = ["Drawn", "compiled"]
 
@@ -62,7 +63,7 @@ def _draws(
 
     The number of draws is rounded up to a power of two for what is compiled; only as many as were asked for are made.
     """
-    length = 2 ** (num_draws - 1).bit_length()
+    length = power_of_two(num_draws)
     drawn = _sample(sampler, length, num_kernels, mesh, states, key, num_draws)
     if not_jax_tracer(drawn):
         drawn = np.asarray(drawn)  # a slice of a JAX array would be a program for each number of draws

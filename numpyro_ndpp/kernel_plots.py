@@ -23,6 +23,7 @@ from jax.typing import ArrayLike
 from numpyro_ndpp.base import SubsetDistribution
 from numpyro_ndpp.checks import check_distribution, static_int
 from numpyro_ndpp.figure_style import ATTRACT, REPEL, attraction_map, panels, short_name, style
+from numpyro_ndpp.widths import power_of_two
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +48,7 @@ def _pair_probs(dist: SubsetDistribution, pairs: np.ndarray) -> tuple[np.ndarray
     p = np.clip(np.asarray(dist.inclusion_probs(), np.float64), 0.0, 1.0)
     rows = np.sort(pairs, axis=1).astype(np.int32)
     # All chunks have one shape, a power of two, so that few programs are compiled.
-    chunk = min(_CHUNK, 1 << max(len(rows) - 1, 0).bit_length())
+    chunk = min(_CHUNK, power_of_two(len(rows)))
     starts = range(0, len(rows), chunk)
     parts = [
         np.asarray(dist.marginal_log_prob(jnp.asarray(np.resize(rows[i : i + chunk], (chunk, 2))))) for i in starts

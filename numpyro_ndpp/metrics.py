@@ -26,7 +26,7 @@ from numpyro_ndpp.baskets import Subsets
 from numpyro_ndpp.checks import check_distribution, finite_float, static_int
 from numpyro_ndpp.held_out import hold_out, popularity
 from numpyro_ndpp.subsets import as_padded, pad_subsets, to_multihot
-from numpyro_ndpp.widths import narrowing_widths
+from numpyro_ndpp.widths import narrowing_widths, power_of_two
 
 __all__ = [
     "Estimate",
@@ -124,8 +124,8 @@ def _log_probs(dist: SubsetDistribution, lists: list[np.ndarray]) -> np.ndarray:
 
 
 def _width(lists: list[np.ndarray], num_items: int) -> int:
-    """Room for the largest: a power of two, so that baskets of much the same sizes need no other program."""
-    return min(1 << (max(map(len, lists)) - 1).bit_length(), num_items) if any(map(len, lists)) else 0
+    """Room for the largest: baskets of much the same sizes need no other program."""
+    return min(power_of_two(max(map(len, lists))), num_items)
 
 
 def subset_auc(

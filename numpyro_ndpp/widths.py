@@ -13,6 +13,11 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 
+def power_of_two(number: int) -> int:
+    """The smallest that is at least the number, and one: what has room for it needs no other program for one more."""
+    return 1 << max(number - 1, 0).bit_length()
+
+
 def narrowing_widths(width: int, smallest: int, share: float) -> tuple[int, ...]:
     """Widths up to the given one, increasing, each about that share of the next; one at most is below ``smallest``."""
     widths = [width]

@@ -4,7 +4,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fuzz import GIVEN, HOLDS, KINDS, LAWS, SHAPES, SIZES, SUBSETS, all_minors, failures, random_kernels
+from fuzz import (
+    GIVEN,
+    HOLDS,
+    KINDS,
+    LAWS,
+    LOGITS,
+    SHAPES,
+    SIZES,
+    SUBSETS,
+    all_minors,
+    failures,
+    random_kernels,
+    weights_of,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -12,6 +25,8 @@ from hypothesis.extra.numpy import arrays
 from numpyro_ndpp import KNDPP, NDPP, Cholesky, SizedNDPP, pad_subsets
 from numpyro_ndpp.kernel import gram
 from numpyro_ndpp.normalizer import true_rank
+
+FREE_SIZE = next(law for law in LAWS if law.startswith("SizedNDPP"))  # whose sizes have the LOGITS
 
 
 def column(*entries):
@@ -73,10 +88,8 @@ def test_no_pair_beside_an_item():
     """With item 1 and without item 3 there are one or three items: the others of a pair are parallel to item 1."""
     V, D = column(0.5, 0.25, 1.75, -1.75), matrix([-0.75, 2], [-1.75, -0.5])
     B = matrix([-2, -1], [0, 0], [-1.25, -0.5], [-0.5, -1])
-    sizes = [1, np.exp(1), np.exp(-1), 1]
-    given = SizedNDPP(V, B, D, np.log(sizes)).condition([1], [3])
-    minors = all_minors(V[None], B[None], D[None])[0]
-    weights = [sizes[len(S)] * minors[i] / minors[len(S) == SIZES].sum() for i, S in enumerate(SUBSETS) if len(S) < 4]
+    given = SizedNDPP(V, B, D, LOGITS).condition([1], [3])
+    weights = weights_of(FREE_SIZE, all_minors(V[None], B[None], D[None]))[0]
     alone, all_three = weights[SUBSETS.index((1,))], weights[SUBSETS.index((0, 1, 2))]
     wanted = np.array([alone, 0, all_three, 0]) / (alone + all_three)
     np.testing.assert_allclose(np.exp(given.size_log_prob()), wanted, atol=1e-12)
@@ -97,10 +110,8 @@ def test_an_item_of_a_large_whole_in_float32():
     """The whole is much larger than what holds item 1: what is read off at too large a scale is rounded away."""
     V, D = column(-0.5, -2.0, -1.5, 1.5), matrix([-1.75, -1.75], [0.0, -0.25])
     B = matrix([-0.75, 0.75], [2.0, -1.5], [-0.75, 1.0], [-0.5, 1.75])
-    minors, sizes = all_minors(V[None], B[None], D[None])[0], np.array([1, np.exp(1), np.exp(-1), 1])
-    weights = [sizes[len(S)] * minors[i] / minors[len(S) == SIZES].sum() for i, S in enumerate(SUBSETS) if len(S) < 4]
-    wanted = sum(weight for weight, S in zip(weights, SUBSETS, strict=False) if 1 in S and 3 not in S)
-    law = SizedNDPP(*(part.astype(np.float32) for part in (V, B, D)), np.log(sizes).astype(np.float32))
+    wanted = weights_of(FREE_SIZE, all_minors(V[None], B[None], D[None]))[0] @ (HOLDS[:, 1] & ~HOLDS[:, 3])
+    law = SizedNDPP(*(part.astype(np.float32) for part in (V, B, D)), LOGITS.astype(np.float32))
     np.testing.assert_allclose(np.exp(law.condition([1], [3]).log_normalizer), wanted, rtol=1e-4)
 
 
