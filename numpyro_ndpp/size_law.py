@@ -108,11 +108,17 @@ def _eigenvalues(W: Array, C: Array) -> Array:
     d, eps = len(M), jnp.finfo(M.dtype).eps
     eigenvalues = jnp.linalg.eigvals(M)
     order = jnp.argsort(-jnp.abs(eigenvalues))
-    eigenvalues = jnp.where(jnp.arange(d) < true_rank(W, C), eigenvalues[order], 0.0)
+    eigenvalues = _in_pairs(jnp.where(jnp.arange(d) < true_rank(W, C), eigenvalues[order], 0.0))
     real, imag = jnp.maximum(jnp.real(eigenvalues), 0.0), jnp.imag(eigenvalues)
     # A skew kernel's pairs are purely imaginary: their real part is rounding noise.
     real = jnp.where((imag != 0) & (real < 4 * eps * jnp.linalg.norm(M)), 0.0, real)
     return lax.complex(real, imag)
+
+
+def _in_pairs(numbers: Array) -> Array:
+    """The numbers (d,), but the real part of one whose conjugate was replaced: it was a pair by rounding only."""
+    has_conjugate = jnp.any(numbers == jnp.conj(numbers)[:, None], axis=0)
+    return jnp.where(has_conjugate, numbers, jnp.real(numbers))
 
 
 def _of_eigenvalues(eigenvalues: Array) -> Array:
@@ -200,6 +206,7 @@ def _log_esps_given(W: Array, C: Array, rows: Array, present: Array, low: Array,
     most = true_rank(W, C) - jnp.sum(present)
     p = jnp.where(jnp.argsort(jnp.argsort(-jnp.abs(p))) < most, p, 0.0)
     p = jnp.where(jnp.argsort(jnp.argsort(jnp.abs(1 - p))) < _missing_ranks(W, Pinned(rows, present)), 1.0, p)
+    p = _in_pairs(p)
     real, imag = jnp.real(p), jnp.imag(p)
     squared, squared_other = real**2 + imag**2, (1 - real) ** 2 + imag**2
 

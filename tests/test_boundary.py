@@ -180,6 +180,15 @@ def test_two_others_are_certain():
     np.testing.assert_allclose(law.inclusion_probs(), [1, 0, 1, 0], atol=1e-7)
 
 
+def test_two_certain_items_that_look_like_a_conjugate_pair():
+    """One probability is one, the other one to rounding: eigenvalues come as 1 ± 1e-14 i."""
+    V, B = column(0.5, 0, -1.25, 1.5), matrix([-0.75, 0], [1.25, 2], [1.5, 0], [1.75, -0.25])
+    D = matrix([-1.75, 0.25], [-0.75, -1])
+    scales = jnp.linspace(0.5, 2, 40)  # of the features: rounding differs, and nothing else
+    sizes = jax.jit(jax.vmap(lambda c: KNDPP(c * V, c * B, D, 3).condition([1], [3]).size_log_prob()))(scales)
+    np.testing.assert_allclose(np.exp(sizes), np.tile([0.0, 0, 1, 0], (40, 1)), atol=1e-12)
+
+
 def test_marginals_agree_with_inclusion():
     V, B, D = column(0, 0, 1, 0), matrix([1, 0], [0, 0], [1, 1], [1, 0]), matrix([0, -1], [0, 1])
     law = KNDPP(V, B, D, 1)
