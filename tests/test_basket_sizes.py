@@ -51,6 +51,7 @@ def bimodal():
     return single + quadruples
 
 
+@pytest.mark.slow
 def test_fit_has_the_sizes_of_the_baskets(bimodal, tmp_path):
     settings = {"rank": 8, "num_steps": 60, "evaluate_every": 30, "seed": 1, "progress_bar": False}
     sized = fit(bimodal, 8, model="sized", **settings)

@@ -84,7 +84,7 @@ def possible_sizes(name):
 @pytest.mark.parametrize(
     ("name", "k"),
     [
-        pytest.param(name, k, marks=[] if name in HARDEST and k == (4 if "skew" in name else 3) else pytest.mark.slow)
+        pytest.param(name, k, marks=[] if name in HARDEST and k == 4 else pytest.mark.slow)
         for name in KERNELS
         for k in possible_sizes(name)
     ],
@@ -216,7 +216,7 @@ def test_whitened_features_give_the_same_kernel(name):
 # --- Bad input, batches, memory --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "k"), [("skew", 3), ("odd d2", 8)])
+@pytest.mark.parametrize(("name", "k"), [("skew", 3), pytest.param("odd d2", 8, marks=pytest.mark.slow)])
 def test_impossible_size_is_an_error_and_minus_one_under_jit(name, k):
     law = factored(name, k)
     with pytest.raises(ValueError, match=f"no subset of {k} items could be drawn"):
@@ -230,6 +230,7 @@ def test_nothing_but_empty_subsets():
     assert factored("ordinary", 0).sample(jax.random.key(0), (3,)).shape == (3, 0)
 
 
+@pytest.mark.slow
 def test_batch_of_kernels():
     laws = [factored(name, 3) for name in ("ordinary", "zero rows")]
     batch = KNDPP.from_factors(

@@ -174,7 +174,7 @@ def test_draws_of_a_batch_of_kernels(k, sampler):
     assert draws.shape == (4, 3, 2, *batch.event_shape)
 
 
-@pytest.mark.parametrize("k", [None, 3])
+@pytest.mark.parametrize("k", [None, pytest.param(3, marks=pytest.mark.slow)])
 def test_batch_of_kernels_equals_one_by_one(k):
     V, B, D = parts_of_a_batch()
 

@@ -50,6 +50,7 @@ def test_example_explains_itself(name, capsys):
     assert "--figure" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_kernel_is_learned_and_saved(tmp_path, capsys):
     result = run("learn_kernel", "--quick", "--kernel", tmp_path / "kernel.npz", "--figure", tmp_path / "figure.png")

@@ -35,9 +35,9 @@ def enumerated(V, B, D, low, high):
     ("limits", "dist"),
     [
         ((0, N), NDPP(*parts())),
-        ((1, N), NDPP(*parts(), min_size=1)),
+        pytest.param((1, N), NDPP(*parts(), min_size=1), marks=pytest.mark.slow),
         ((1, 4), NDPP(*parts(), min_size=1, max_size=4)),
-        ((3, 3), KNDPP(*parts(), k=3)),
+        pytest.param((3, 3), KNDPP(*parts(), k=3), marks=pytest.mark.slow),
     ],
     ids=["any size", "not empty", "limited", "fixed"],
 )
@@ -62,6 +62,7 @@ def test_expected_numbers_are_those_of_enumeration(limits, dist):
         np.testing.assert_allclose(part.z[~certain], z[~certain], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_z_scores_of_simulated_baskets_are_standard_normal():
     """Twenty data sets of 500 baskets. Three tests at a false-alarm rate of 10⁻⁴ each.
 

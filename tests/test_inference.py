@@ -57,6 +57,7 @@ def quality_baskets(num_baskets):
     return law.sample(random.key(8), (num_baskets,))
 
 
+@pytest.mark.slow
 def test_nuts_converges_on_a_small_model():
     baskets = quality_baskets(100)
     kernel = NUTS(quality_model)
@@ -122,7 +123,7 @@ def test_prior_predictive_with_every_sampler(sampler, parallel):
 @pytest.mark.parametrize("parallel", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     "sampler",
-    [pytest.param(s, marks=pytest.mark.slow if isinstance(s, UpDown) else []) for s in SAMPLERS],
+    [pytest.param(s, marks=[] if isinstance(s, Exact) else pytest.mark.slow) for s in SAMPLERS],
     ids=lambda s: type(s).__name__,
 )
 def test_posterior_predictive_with_every_sampler(sampler, parallel):

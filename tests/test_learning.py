@@ -53,6 +53,7 @@ def test_orthogonality_holds_at_every_step(shop, monkeypatch):
         assert np.count_nonzero(D) == 2
 
 
+@pytest.mark.slow
 def test_fit_learns_complements_and_substitutes(many):
     settings = {"rank": (12, 6), "alpha": 1.0, "beta": 1.0, "num_steps": 200, "progress_bar": False}
     result = fit(many.baskets, 12, **settings)
@@ -88,6 +89,7 @@ def test_best_parameters_are_kept_and_the_run_stops_early(shop):
     assert again == pytest.approx(history["validation"][best], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anchor", [0.3, 1.0])
 def test_a_strong_prior_holds_features_at_the_anchor(shop, anchor):
     """Their lengths are ``anchor`` times those that they have if items are bought independently.

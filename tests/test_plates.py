@@ -180,6 +180,7 @@ def test_posterior_beside_nuts_equals_enumeration(way, joined, ways):
 # --- Shapes and acceptance -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_nested_plates_and_the_acceptance_rate(ways):
     """Four subsets, a kernel for each row. One has no other value that is possible; all moves of the others count."""
     start = jnp.array([[[0, 1], [2, 3]], [[0, 4], [1, 5]]])

@@ -41,7 +41,7 @@ def compilations():
 
 # Of the walk for one size test_updown.py has prepared draws, eager and under jit.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "UpDown, one size" else []) for name in LAWS]
+    "name", [pytest.param(name, marks=[] if name in ("UpDown", "Exact") else pytest.mark.slow) for name in LAWS]
 )
 def test_one_key_one_draw(name):
     """Eager, under jit, within vmap over keys, prepared or not, and among more draws."""

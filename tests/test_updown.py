@@ -462,6 +462,7 @@ def test_concrete_parameters_are_prepared_once(monkeypatch):
     assert len(calls) == 1
 
 
+@pytest.mark.slow
 def test_batch_of_kernels_is_prepared_and_drawn_one_by_one():
     laws = [factored(name, 3) for name in ("ordinary", "zero rows")]
     batch = KNDPP.from_factors(jnp.stack([law.X for law in laws]), jnp.stack([law.W for law in laws]), 3)
@@ -536,7 +537,7 @@ def test_float32_stays_float32():
     assert {array.dtype for array in arrays} == {np.dtype(np.float32)}
 
 
-@pytest.mark.parametrize("k", [0, 1])
+@pytest.mark.parametrize("k", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_sizes_zero_and_one(k):
     draws = factored("ordinary", k).sample(jax.random.key(0), (5000,))
     assert draws.shape == (5000, k)
