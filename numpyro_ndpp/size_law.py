@@ -117,8 +117,10 @@ def _eigenvalues(W: Array, C: Array) -> Array:
 
 def _in_pairs(numbers: Array) -> Array:
     """The numbers (d,), but the real part of one whose conjugate was replaced: it was a pair by rounding only."""
-    has_conjugate = jnp.any(numbers == jnp.conj(numbers)[:, None], axis=0)
-    return jnp.where(has_conjugate, numbers, jnp.real(numbers))
+    side, distance = jnp.sign(jnp.imag(numbers)), jnp.abs(numbers - jnp.conj(numbers)[:, None])
+    # Not every library gives the two of a pair the same digits.
+    is_conjugate = (side == -side[:, None]) & (distance <= jnp.sqrt(jnp.finfo(side.dtype).eps) * jnp.abs(numbers))
+    return jnp.where(jnp.any(is_conjugate, axis=0), numbers, jnp.real(numbers))
 
 
 def _of_eigenvalues(eigenvalues: Array) -> Array:
