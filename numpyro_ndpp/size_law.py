@@ -182,12 +182,20 @@ def _every_log_esp_given(W: Array, C: Array, pinned: Pinned, low: Array, high: A
     about = by_aim[nearest, jnp.arange(d + 1)]
     about = jnp.where(about == -jnp.inf, jnp.max(by_aim, axis=0), about)  # zero at one scale may be rounding there
     value, probs = _by_circles(pencil(W, C, pinned), about, d)
+    value = _with_minor(value, W, pinned)
     # A size that was aimed at is most accurate at that scale. At larger ones determinants beside pinned items may be
     # the difference of much larger ones.
     value = jnp.where(aims[nearest] == jnp.arange(d + 1), with_derivatives_of(about, value), value)
     # What is zero may be rounding in what was read off, and of any sign on its circle.
     is_zero = (about == -jnp.inf) | (probs <= _rounding(W))
     return jnp.where(is_zero, -jnp.inf, value)
+
+
+def _with_minor(log_e: Array, W: Array, pinned: Pinned) -> Array:
+    """log_e (d+1,), the first with the derivatives of log det L_J: by a circle they are what rounding leaves of C's."""
+    # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.
+    minor = pinned.log_prob(once_known(jnp.sum(log_e), W))
+    return log_e.at[0].set(with_derivatives_of(log_e[0], minor))
 
 
 @jax.custom_jvp
@@ -239,11 +247,12 @@ def _missing_ranks(W: Array, pinned: Pinned) -> Array:
 def _log_esps_given_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
     W, C, rows, present, _, _ = primals
     value = _log_esps_given(*primals)
-    found, slopes = jax.jvp(
-        lambda W, C, rows: _by_circles(pencil(W, C, Pinned(rows, present)), value, len(W))[0],
-        (W, C, rows),
-        tangents[:3],
-    )
+
+    def by_circles(W: Array, C: Array, rows: Array) -> Array:
+        pinned = Pinned(rows, present)
+        return _with_minor(_by_circles(pencil(W, C, pinned), value, len(W))[0], W, pinned)
+
+    found, slopes = jax.jvp(by_circles, (W, C, rows), tangents[:3])
     return once_known(found, value), jnp.where(jnp.isfinite(value), slopes, 0.0)
 
 

@@ -189,6 +189,20 @@ def test_two_certain_items_that_look_like_a_conjugate_pair():
     np.testing.assert_allclose(np.exp(sizes), np.tile([0.0, 0, 1, 0], (40, 1)), atol=1e-12)
 
 
+def test_inclusion_beside_an_item_that_is_mostly_alone():
+    """The derivative of the likely size, of no other item, is zero: rounding in it would be others' inclusion."""
+    V, B = column(-0.5, -2, -1.5, 1.5), matrix([-0.75, 0.75], [2, -1.5], [-0.75, 1], [-0.5, 1.75])
+    parts = [part.astype(np.float32) for part in (V, B, matrix([-1.75, -1.75], [0, -0.25]))]
+    logits, scales = jnp.array([0, 1, -1, 0], jnp.float32), jnp.linspace(0.5, 2, 40, dtype=jnp.float32)
+
+    def inclusion(scale):
+        law = SizedNDPP(scale * parts[0], scale * parts[1], parts[2], logits)
+        return law.condition([1], [3]).inclusion_probs()
+
+    expected = [0.00477484, 0, 0.02270589, 0]  # by the minors, which are short binary fractions
+    np.testing.assert_allclose(jax.jit(jax.vmap(inclusion))(scales), np.tile(expected, (40, 1)), atol=2e-5)
+
+
 def test_marginals_agree_with_inclusion():
     V, B, D = column(0, 0, 1, 0), matrix([1, 0], [0, 0], [1, 1], [1, 0]), matrix([0, -1], [0, 1])
     law = KNDPP(V, B, D, 1)
