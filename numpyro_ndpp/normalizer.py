@@ -11,6 +11,7 @@ Sums over a range of sizes (one size included) are read off the polynomial's val
 
 which is nothing but ``slogdet``: differentiable to any order, whatever the eigenvalues do, on any device. With r
 near the saddle point, where the mean size under the kernel r L is about k, the k-th term dominates and nothing cancels.
+Where limits leave out no more than the empty subset and sizes that rounding hides, det(I + M) alone gives the sum.
 
 Subsets that hold given items J have a polynomial of the same kind in the number of the others,
 
@@ -31,7 +32,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_ndpp.kernel import marginal_matrix
-from numpyro_ndpp.linalg import column_lengths, log_det_and_angle, matmul
+from numpyro_ndpp.linalg import column_lengths, log_det_and_angle, matmul, once_known
 from numpyro_ndpp.target import Pinned
 
 # The radius only has to be near the saddle point: half an item of mean size off costs no digit.
@@ -50,6 +51,8 @@ _LARGEST_RADIUS = 256.0
 _MOST_ROUNDING_UNITS = 1024
 # No radius below this times d·eps/norm beside pinned items: what they lack would be rounding noise.
 _SMALLEST_RADIUS = 64.0
+# Radii that show how unlikely the sizes are that limits leave out.
+_OUTER_RADII = 4.0, 16.0, 64.0
 
 
 def balanced_product(W: Array, C: Array) -> Array:
@@ -257,6 +260,30 @@ def log_circle_sum(
     return jnp.where(jnp.isnan(norm), jnp.nan, log_sum)  # of what is not a number, nothing is zero to rounding
 
 
+def _log_sum_of_most(poly: Pencil, low: int, high: int, rank: int) -> tuple[Array, Array]:
+    """log Σ e_k for k = low .. high by the sum over all k, and whether that can be: whether the others hardly count.
+
+    The empty subset weighs one. No e_k is negative, so that others weigh f(r) r⁻ᵏ at most, k the nearest of them: those
+    above ``high`` by any r > 1, those below ``low`` by any r < 1.
+    """
+    dtype = poly.linear.dtype
+    log_outer = jnp.log(jnp.asarray(_OUTER_RADII, dtype))
+    log_all, angle, _ = log_det_and_angle(poly.at(jnp.ones((), dtype)))
+    is_most = (angle == 0) & (log_all > (math.log(2.0) if low == 1 else -jnp.inf))
+    above = [(log_outer, high + 1)] if high < rank else []
+    below = [(-log_outer, low - 1)] if low > 1 else []
+    for log_radii, nearest in above + below:
+        # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.
+        linear = once_known(log_all, poly.linear)
+        matrices = poly.constant + jnp.exp(log_radii)[:, None, None] * linear
+        log_f, angles, _ = log_det_and_angle(lax.stop_gradient(matrices))
+        bound = jnp.min(log_f - nearest * log_radii)
+        is_most &= jnp.all(angles == 0) & (bound < log_all + math.log(jnp.finfo(dtype).eps / 8))
+        log_all = once_known(bound, log_all)
+    log_all = jnp.where(is_most, log_all, 1.0)
+    return (log_all + jnp.log1p(-jnp.exp(-log_all)) if low == 1 else log_all), is_most
+
+
 @partial(jax.jit, static_argnames=("low", "high", "rank"))
 def log_sum_esp(W: Array, C: Array, low: int, high: int, rank: int) -> Array:
     r"""log Σ e_k for k = low .. high: the log-normaliser of the distribution restricted to these sizes.
@@ -266,13 +293,21 @@ def log_sum_esp(W: Array, C: Array, low: int, high: int, rank: int) -> Array:
     :param rank: no size above it has a positive minor (min(n, d)).
     :return: the logarithm, -inf where every minor of these sizes is zero to rounding (its gradient is then zero).
 
-    Cost: O(d³) without a restriction, else O(N d³), N ≤ d + 4, and N ~ 13 √(k (1 - k/d)) + 10 for a single size k.
+    Cost: O(d³) where the other sizes hardly count, else O(N d³), N ≤ d + 4, and N ~ 13 √(k (1 - k/d)) + 10 for a single
+    size k.
     """
     if low == 0 and high == rank:
         return jnp.linalg.slogdet(pencil(W, C).at(jnp.ones((), W.dtype)))[1]
     if high == 0:
         return jnp.zeros((), W.dtype)
-    return log_circle_sum(W, C, None, low, high, jnp.arange(low, high + 1), num_nodes(low, high, rank))
+
+    def by_circle(W: Array, C: Array) -> Array:
+        return log_circle_sum(W, C, None, low, high, jnp.arange(low, high + 1), num_nodes(low, high, rank))
+
+    if low == high:
+        return by_circle(W, C)
+    value, is_most = _log_sum_of_most(pencil(W, C), low, high, rank)
+    return lax.cond(is_most, lambda W, C: value, by_circle, once_known(value, W), C)
 
 
 @partial(jax.jit, static_argnames=("low", "high", "rank", "fixed"))

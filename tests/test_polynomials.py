@@ -158,3 +158,34 @@ def test_scale_of_a_mean_size(name, mean_size):
     reached, rough = mean_sizes_at_the_scales(*factors(name), mean_size)
     np.testing.assert_allclose(reached, mean_size, rtol=1e-6)
     np.testing.assert_allclose(rough, mean_size, atol=0.1)
+
+
+@pytest.mark.parametrize(("low", "high"), [(1, 12), (0, 9), (2, 12)])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_sums_that_leave_out_what_hardly_counts(dtype, low, high):
+    """Of a diagonal kernel, value and slopes in closed form: limits that leave out nearly nothing, and nearly all."""
+    d = 12
+    eigenvalues = np.random.default_rng(0).uniform(0.5, 2.0, d)
+    scales = np.logspace(-4, 4, 33)
+
+    def sum_of(numbers, low, high):
+        return np.sum(np.abs(np.poly(-numbers))[max(low, 0) : high + 1])  # e_0, e_1, ...
+
+    def closed_form(numbers):
+        total = sum_of(numbers, low, high)
+        others = [sum_of(np.delete(numbers, i), low - 1, high - 1) for i in range(d)]
+        return np.log(total), np.array(others) / total
+
+    @jax.jit
+    def value_slope_and_way(C):
+        value, slope = jax.value_and_grad(partial(normalizer.log_sum_esp, low=low, high=high, rank=d), 1)(W, C)
+        return value, jnp.diagonal(slope), normalizer._log_sum_of_most(normalizer.pencil(W, C), low, high, d)[1]
+
+    W = jnp.eye(d, dtype=dtype)
+    found = [value_slope_and_way(jnp.diag(jnp.asarray(scale * eigenvalues, dtype))) for scale in scales]
+    assert {bool(by_all) for _, _, by_all in found} == {True, False}
+    tolerance = 1e-10 if dtype == np.float64 else 2e-4
+    for scale, (value, slope, _) in zip(scales, found, strict=True):
+        expected, slopes = closed_form(scale * eigenvalues)
+        np.testing.assert_allclose(value, expected, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(slope * scale, slopes * scale, rtol=tolerance, atol=tolerance)
