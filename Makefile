@@ -47,8 +47,10 @@ else
 		-W ignore::DeprecationWarning $(OLDEST_TESTS)
 endif
 
+# A few slow tests compute for minutes: those are compiled as users do.
 test-slow: $(VENV)/.installed-test
-	$(QUICK) $(BIN)/python -m pytest -m slow -n auto --dist worksteal
+	$(QUICK) $(BIN)/python -m pytest -m "slow and not long" -n auto --dist worksteal
+	$(BIN)/python -m pytest -m long -n auto --dist worksteal
 
 # Random kernels against enumeration, as many as it is told: make fuzz KERNELS=100000 SEED=1
 KERNELS ?= 10000

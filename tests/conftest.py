@@ -44,8 +44,12 @@ _SLOW_EXAMPLES = {
     "concepts.md",
     "models.md",
     "sampling.md",
+    "numpyro_ndpp.chain_summary.summarize_chains",
     "numpyro_ndpp.diagnostics.mixing_time",
+    "numpyro_ndpp.diagnostics.run_chains",
     "numpyro_ndpp.infer.SubsetGibbs",
+    "numpyro_ndpp.samplers.contour.Contour",
+    "numpyro_ndpp.samplers.walk.Walk",
 }
 
 

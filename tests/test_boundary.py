@@ -189,6 +189,7 @@ def test_two_certain_items_that_look_like_a_conjugate_pair():
     np.testing.assert_allclose(np.exp(sizes), np.tile([0.0, 0, 1, 0], (40, 1)), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_inclusion_beside_an_item_that_is_mostly_alone():
     """The derivative of the likely size, of no other item, is zero: rounding in it would be others' inclusion."""
     V, B = column(-0.5, -2, -1.5, 1.5), matrix([-0.75, 0.75], [2, -1.5], [-0.75, 1], [-0.5, 1.75])

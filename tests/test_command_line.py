@@ -154,6 +154,7 @@ def test_interrupted_learning_leaves_the_kernel_as_it_was(folder, monkeypatch, c
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_groceries_with_defaults(tmp_path):
     if not GROCERIES.exists():
         pytest.skip(f"no real baskets: {GROCERIES.name} is not there")

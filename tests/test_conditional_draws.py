@@ -133,7 +133,8 @@ def test_an_impossible_item_of_the_only_size():
         factored("zero rows", 1).condition([2]).sample(jax.random.key(0))
 
 
-@pytest.mark.parametrize(("include", "k"), [([0], 2), pytest.param([1, 2], 3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("include", "k"), [([0], 2), ([1, 2], 3)])
 def test_a_pinned_item_may_be_poor_or_like_another(include, k):
     """A start has to hold the pinned items, however small their own gains are."""
     V = np.diag([0.01, 1.0, 1.0, 1.0]).astype(np.float32)
@@ -144,6 +145,7 @@ def test_a_pinned_item_may_be_poor_or_like_another(include, k):
     assert law.log_prob(law.mode) > -np.inf
 
 
+@pytest.mark.slow
 def test_the_smallest_number_of_others_of_a_skew_kernel():
     law = factored("skew", 2, sampler=Cholesky()).condition([3])
     draws = np.asarray(draw_masks(law, jax.random.key(4)))

@@ -164,6 +164,7 @@ def test_mass_is_the_number_of_missing_items_at_size(d, k, dtype, tolerance, con
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("d", "k"), [(200, 50), (100, 90)])
 def test_no_item_is_repeated(d, k):
     law = KNDPP(*random_kernel(5000, d, np.float32), k=k, sampler=Contour())
@@ -216,7 +217,8 @@ def test_whitened_features_give_the_same_kernel(name):
 # --- Bad input, batches, memory --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "k"), [("skew", 3), pytest.param("odd d2", 8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "k"), [("skew", 3), ("odd d2", 8)])
 def test_impossible_size_is_an_error_and_minus_one_under_jit(name, k):
     law = factored(name, k)
     with pytest.raises(ValueError, match=f"no subset of {k} items could be drawn"):

@@ -213,6 +213,7 @@ def test_baskets_from_text(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")
 def test_real_baskets_beat_popularity(tmp_path, capsys):
     if not GROCERIES.exists():
@@ -225,6 +226,7 @@ def test_real_baskets_beat_popularity(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("default")
 def test_repulsive_prior_finds_more_true_covariates(tmp_path):
     found = run("variable_selection", "--figure", tmp_path / "figure.png")

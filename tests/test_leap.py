@@ -125,6 +125,7 @@ def test_exact_takes_the_engine_of_the_law():
         NDPP.from_factors(X, W, sampler=Contour()).sample(jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_exact_draws_of_one_size_are_those_of_the_contour():
     X, W = factors("ordinary")
     one, other = (KNDPP.from_factors(X, W, 3, sampler=sampler) for sampler in (Exact(), Contour()))

@@ -160,7 +160,7 @@ def test_scale_of_a_mean_size(name, mean_size):
     np.testing.assert_allclose(rough, mean_size, atol=0.1)
 
 
-@pytest.mark.parametrize(("low", "high"), [(1, 12), (0, 9), (2, 12)])
+@pytest.mark.parametrize(("low", "high"), [(1, 12), (0, 9), pytest.param(2, 12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_sums_that_leave_out_what_hardly_counts(dtype, low, high):
     """Of a diagonal kernel, value and slopes in closed form: limits that leave out nearly nothing, and nearly all."""

@@ -37,6 +37,7 @@ def test_readme_has_its_model():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_readme_model_beats_popularity():
     if not GROCERIES.exists():
         pytest.skip(f"no real baskets: {GROCERIES.name} is not there")

@@ -209,9 +209,8 @@ def _slopes(W, C, dW):
     return value, again, by_few, jnp.stack(by_one)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [pytest.param(np.float64, 1e-8, marks=pytest.mark.slow), (np.float32, 1e-3)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-8), (np.float32, 1e-3)])
 def test_few_circles_serve_all_sizes(dtype, tolerance):
     names = [name for name in NAMES if TRUE_RANK[name] == D and "skew" not in name and "cond" not in name]
     X, W = stacked(names)
