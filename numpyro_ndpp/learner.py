@@ -283,7 +283,7 @@ def _constraint(site: str) -> Any:
 def _log_allowed(dist: NDPP | SizedNDPP, min_size: int, log_ratio: ArrayLike = 0.0) -> Array:
     """log P(size ≥ min_size), for 0 or 1, of a distribution without limits whose normaliser is exp(log_ratio) larger.
 
-    P(∅) = 1 / det(I + L): one logarithm more, where the normaliser of a limited size takes many determinants.
+    P(∅) = 1 / det(I + L): one logarithm more, for a scaled normaliser too, and finite for a kernel of zeros.
     """
     log_normalizer = dist.log_normalizer + log_ratio
     # A kernel of zeros, whose subsets are all empty, has a finite loss too.
