@@ -1,9 +1,11 @@
 """One, two, four and eight devices: a gradient step, draws of a sharded catalogue, and draws in parallel.
 
-    python benchmarks/devices.py [--out devices.json] [--output docs/guides/many_devices.md#devices] [--quick]
+    python benchmarks/devices.py [--rank 100] [--cores-each 1] [--out devices.json]
+        [--output docs/guides/many_devices.md#devices] [--quick]
 
-The devices are virtual ones of a CPU, each with one thread, so that eight of them take eight cores of sixteen. Each
-number of devices has a process of its own. Rows:
+The devices are virtual ones of a CPU, and each has a core of its own (``--cores-each``): the process of P devices is
+bound to P cores. Left to itself one device takes six to eight cores, for XLA shares elementwise work among all threads.
+Eight devices would then be compared with half the machine. Each number of devices has a process of its own. Rows:
 
 - weak: a gradient step, n = 10⁶ items on each device. The efficiency is t(1) / t(P).
 - strong: the same with n = 10⁷ in all. The efficiency is t(1) / (P t(P)).
@@ -11,7 +13,7 @@ number of devices has a process of its own. Rows:
   memory, not the time.
 - parallel draws: 64 exact draws on each device, n = 10⁵, every device with all items. The efficiency is t(1) / t(P).
 
-"alone" is the code for a single device, without a mesh, measured in the same run as P = 1.
+"alone" is the code for a single device, without a mesh, measured in the same run as P = 1 for the first and the last.
 
 Bytes are those of a device: the program's arguments and its working memory, as XLA's compiler counts them. Collectives
 are counted in the compiled program, with the bytes that one run through it exchanges a device; what stands in a loop
@@ -33,7 +35,7 @@ from typing import Any
 import numpy as np
 from tables import machine, write_table
 
-RANK, BASKETS, WIDTH = 32, 256, 8
+BASKETS, WIDTH = 256, 8
 NUMBERS = (1, 2, 4, 8)
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
 _COLLECTIVE = re.compile(r"= (.*?) (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
@@ -68,17 +70,18 @@ def measured(name: str, number: int, n: int, program: Any, arguments: tuple, rep
     memory = compiled.memory_analysis()
     seconds = median_seconds(lambda: compiled(*arguments), repetitions) / per
     row = {"what": name, "devices": number, "n": n, "seconds": seconds, "collectives": collectives, "sent": sent}
+    print(f"{name}, n = {n:,}, {number} devices: {seconds:.4g} s", file=sys.stderr, flush=True)
     return row | {"arguments": memory.argument_size_in_bytes, "working": memory.temp_size_in_bytes}
 
 
-def kernel(n: int, mesh: Any) -> tuple[Any, Any, Any]:
+def kernel(n: int, rank: int, mesh: Any) -> tuple[Any, Any, Any]:
     """V, B and D in float32; V and B by rows over the axis "items" of the mesh, if it has one."""
     import jax
     from jax import random
     from jax.sharding import NamedSharding, PartitionSpec
 
     def make() -> tuple[Any, Any]:
-        return tuple(random.normal(random.key(i), (n, RANK // 2), "float32") / n**0.5 for i in range(2))
+        return tuple(random.normal(random.key(i), (n, rank // 2), "float32") / n**0.5 for i in range(2))
 
     if mesh is None:
         V, B = jax.jit(make)()
@@ -86,10 +89,10 @@ def kernel(n: int, mesh: Any) -> tuple[Any, Any, Any]:
         axis = "items" if "items" in mesh.axis_names else None
         sharding = NamedSharding(mesh, PartitionSpec(axis))
         V, B = jax.jit(make, out_shardings=(sharding, sharding))()
-    return V, B, np.asarray(np.random.default_rng(0).normal(size=(RANK // 2, RANK // 2)), np.float32)
+    return V, B, np.asarray(np.random.default_rng(0).normal(size=(rank // 2, rank // 2)), np.float32)
 
 
-def gradient_step(name: str, n: int, mesh: Any, number: int, repetitions: int) -> dict:
+def gradient_step(name: str, n: int, rank: int, mesh: Any, number: int, repetitions: int) -> dict:
     import jax
     import jax.numpy as jnp
 
@@ -102,15 +105,15 @@ def gradient_step(name: str, n: int, mesh: Any, number: int, repetitions: int) -
         return -jnp.mean(NDPP(*parts, validate_args=False).log_prob(baskets))
 
     with ambient(mesh):
-        return measured(name, number, n, jax.value_and_grad(loss), (kernel(n, mesh),), repetitions)
+        return measured(name, number, n, jax.value_and_grad(loss), (kernel(n, rank, mesh),), repetitions)
 
 
-def draws(name: str, n: int, mesh: Any, number: int, num_draws: int, repetitions: int) -> dict:
+def draws(name: str, n: int, rank: int, mesh: Any, number: int, num_draws: int, repetitions: int) -> dict:
     from jax import random
 
     from numpyro_ndpp import NDPP, Exact
 
-    V, B, D = kernel(n, mesh)
+    V, B, D = kernel(n, rank, mesh)
     law = NDPP(3.0 * V, 3.0 * B, D, sampler=Exact(), validate_args=False).prepare()
 
     def draw(law: NDPP, key: Any) -> Any:
@@ -134,30 +137,38 @@ def child(number: int, sizes: dict[str, int], repetitions: int) -> list[dict]:
 
     devices = np.array(jax.devices()[:number])
     items, parallel = Mesh(devices, ("items",)), Mesh(devices, ("draws",))
-    rows = []
+    rank, rows = sizes["rank"], []
     for label, by_item, by_draw in ((str(number), items, parallel), *([("alone", None, None)] if number == 1 else [])):
         of_label = [
-            gradient_step("weak", sizes["weak"] * number, by_item, number, repetitions),
-            gradient_step("strong", sizes["strong"], by_item, number, repetitions),
-            draws("sharded draw", sizes["draw"], by_item, number, 8, repetitions),
-            draws("parallel draws", sizes["parallel"], by_draw, number, sizes["draws"] * number, repetitions),
+            gradient_step("weak", sizes["weak"] * number, rank, by_item, number, repetitions),
+            draws("parallel draws", sizes["parallel"], rank, by_draw, number, sizes["draws"] * number, repetitions),
         ]
+        if label != "alone":  # the same program on one device, ten times as long
+            of_label += [
+                gradient_step("strong", sizes["strong"], rank, by_item, number, repetitions),
+                draws("sharded draw", sizes["draw"], rank, by_item, number, 8, repetitions),
+            ]
         rows += [row | {"label": label} for row in of_label]
-    return [row | {"machine": machine()} for row in rows]
+    return rows
 
 
-def in_process(number: int, sizes: dict[str, int], repetitions: int) -> list[dict]:
+def in_process(number: int, sizes: dict[str, int], repetitions: int, cores: list[int]) -> list[dict]:
     flags = f"--xla_force_host_platform_device_count={number} --xla_cpu_multi_thread_eigen=false"
     threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "NPROC": str(max(16, 2 * number))}
     environment = os.environ | threads | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, __file__, "--child", str(number), "--sizes", json.dumps(sizes)]
     done = subprocess.run(
-        [*command, "--repetitions", str(repetitions)], env=environment, stdout=subprocess.PIPE, text=True, check=True
+        [*command, "--repetitions", str(repetitions)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, cores),
     )
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def table(rows: list[dict]) -> list[str]:
+def table(rows: list[dict], rank: int, cores_each: int) -> list[str]:
     lines = [
         "| | n | devices | seconds | efficiency | arguments a device | working memory | collectives | bytes sent |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -173,7 +184,8 @@ def table(rows: list[dict]) -> list[str]:
             lines.append(
                 f"| {what} | {row['n']:,} | {row['label']} | {row['seconds']:.4g} | {shown} | {memory} | {sent} |"
             )
-    return [*lines, "", f"{rows[0]['machine']}, one thread a device, float32, d = {RANK}."]
+    cores = "one core" if cores_each == 1 else f"{cores_each} cores"
+    return [*lines, "", f"{machine()}, {cores} a device, float32, d = {rank}."]
 
 
 def main() -> None:
@@ -181,18 +193,29 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the numbers to this file, as JSON")
     parser.add_argument("--output", type=Path, help="where to write the table: FILE.md, or PAGE.md#NAME")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--rank", type=int, default=100, help="d, even")
+    parser.add_argument("--cores-each", type=int, default=1, help="how many cores a device has")
+    parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--sizes", type=json.loads, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child is not None:
         print(json.dumps(child(arguments.child, arguments.sizes, arguments.repetitions)))
         return
+    os.environ["JAX_PLATFORMS"] = "cpu"
     sizes = {"weak": 10**6, "strong": 10**7, "draw": 10**6, "parallel": 10**5, "draws": 64}
     if arguments.quick:
         sizes = {"weak": 1024, "strong": 8192, "draw": 8192, "parallel": 1024, "draws": 4}
-    rows = [row for number in NUMBERS for row in in_process(number, sizes, arguments.repetitions)]
-    lines = table(rows)
+    sizes["rank"] = arguments.rank
+    cores, rows = sorted(os.sched_getaffinity(0)), []
+    for number in NUMBERS:
+        wanted = number * arguments.cores_each
+        if wanted > len(cores):
+            print(
+                f"{number} devices with {arguments.cores_each} cores each: there are only {len(cores)}", file=sys.stderr
+            )
+        rows += in_process(number, sizes, arguments.repetitions, cores[:wanted])
+    lines = table(rows, arguments.rank, arguments.cores_each)
     print("\n".join(lines))
     write_table(arguments.output, lines)
     if arguments.out is not None:
