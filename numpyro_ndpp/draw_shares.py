@@ -1,21 +1,28 @@
-r"""Draws and chains in parallel: each device along the mesh axis "draws" makes its share of them.
+r"""Draws and chains in parallel: each device along the mesh axis "draws" makes its share, or each core of a CPU.
 
 A draw is a function of its key alone, so it is the same on any device, and on any number of them. What was prepared is
 on every device, or, where its items are over another axis of the mesh, on every group of devices that has them all.
+
+A CPU is one device. XLA shares what is large among its cores, but a draw is a chain of small steps, which one core
+makes. So outside jit each core runs the program of a share, in a thread of its own.
 """
 
+import math
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.devices import DRAWS, Shards
 
-__all__ = ["in_shares", "mesh_of_draws"]
+__all__ = ["by_cores", "in_shares", "mesh_of_draws", "num_core_shares"]
 
 # The arrays of what samplers prepare that have a row for every item, leaf or node.
 _BY_ITEM = ("X", "item_scale", "lefts", "nodes", "others", "own")
@@ -79,3 +86,19 @@ def _specs(state: Any) -> Any:
         return PartitionSpec(shards.axis) if shards is not None and is_by_item else PartitionSpec()
 
     return jax.tree_util.tree_map_with_path(spec, state)
+
+
+def num_core_shares(num_draws: int) -> int:
+    """How many shares so many draws have on a CPU: a power of two, at most one for each core that there is for us."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return 2 ** int(math.log2(min(cores, num_draws)))
+
+
+def by_cores(draw: Callable[[int], Array], num_shares: int) -> np.ndarray:
+    """The draws of all shares, each made by a thread: those of share i are the numbers i, i + P, ... of P shares.
+
+    :param draw: the draws (s, w) of a share, by a program that is compiled.
+    """
+    with ThreadPoolExecutor(num_shares) as threads:
+        shares = list(threads.map(lambda share: np.asarray(draw(share)), range(num_shares)))
+    return np.stack(shares, axis=1).reshape(-1, shares[0].shape[-1])

@@ -14,10 +14,10 @@ from jax import Array, lax, random
 from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.checks import static_int
-from numpyro_ndpp.draw_shares import in_shares, mesh_of_draws
+from numpyro_ndpp.draw_shares import by_cores, in_shares, mesh_of_draws, num_core_shares
 from numpyro_ndpp.of_kernels import OfKernels
 from numpyro_ndpp.parameters import Shape
-from numpyro_ndpp.programs import is_tracing, program
+from numpyro_ndpp.programs import are_known_on_cpu, compiled_for, is_tracing, program
 from numpyro_ndpp.samplers.base import Sampler, check_sampler
 from numpyro_ndpp.target import Target
 from numpyro_ndpp.widths import power_of_two
@@ -56,6 +56,14 @@ def _sample(
     return lax.map(lambda kernel: sampler.sample(kernel[0], kernel[1], number), (states, keys))
 
 
+def _share(
+    sampler: Sampler, length: int, num_shares: int, state: Any, key: Array, share: Array, number: Array
+) -> Array:
+    """The draws ``share``, ``share + num_shares``, ... (length / num_shares, w) of those that :func:`_sample` makes."""
+    keys = random.split(key, length).reshape(-1, num_shares)[:, share]
+    return sampler.sample(state, keys, (number - share + num_shares - 1) // num_shares)
+
+
 def _draws(
     sampler: Sampler, states: Any, num_kernels: int | None, key: Array, num_draws: int, mesh: Any = None
 ) -> Array | np.ndarray:
@@ -63,7 +71,13 @@ def _draws(
 
     The number of draws is rounded up to a power of two for what is compiled; only as many as were asked for are made.
     """
-    length = power_of_two(num_draws)
+    length, num_shares = power_of_two(num_draws), 1
+    if num_kernels is None and mesh is None and not is_tracing() and sampler.may_share_cores(states):
+        num_shares = num_core_shares(num_draws) if are_known_on_cpu(jax.tree.leaves((states, key))) else 1
+    if num_shares > 1:
+        number = np.int32(num_draws)
+        run = compiled_for(_share, "draws", (sampler, length, num_shares), (states, key, np.int32(0), number))
+        return by_cores(lambda share: run(states, key, np.int32(share), number), num_shares)[:num_draws]
     drawn = _sample(sampler, length, num_kernels, mesh, states, key, num_draws)
     if not_jax_tracer(drawn):
         drawn = np.asarray(drawn)  # a slice of a JAX array would be a program for each number of draws

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_ndpp.branches import where_needed
 from numpyro_ndpp.kernel import Kernel, quadratic_forms, row_of, rows_of
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.minors import log_minor
@@ -120,9 +121,10 @@ def _greedy_run(
         def pair() -> _Run:
             items, minor = _best_pair(X, C, run.W, member, allowed)
             fits = (minor > threshold) & (run.size + 2 <= max_size)
-            return lax.cond(fits, lambda: _add(X, run, items), lambda: run._replace(stuck=jnp.asarray(True)))
+            stuck = run._replace(stuck=jnp.asarray(True))
+            return jax.tree.map(lambda a, b: jnp.where(fits, a, b), _add(X, run, items), stuck)
 
-        return lax.cond(jnp.max(gains) > threshold, single, pair)
+        return where_needed(jnp.max(gains) <= threshold, pair, single())
 
     left = matmul(X, W)
     start = _Run(
@@ -165,7 +167,7 @@ def _repaired_run(
     run = _greedy_run(kernel, C, pinned, min_size, max_size, width)
     one_short = run.stuck & (run.size == min_size - 1) & (run.size > 0)
     swapped = partial(_swap_one_for_pair, kernel, C, pinned, run.subset, run.size)
-    return lax.cond(one_short, swapped, lambda: run.subset), run
+    return where_needed(one_short, swapped, run.subset), run
 
 
 def _positive_part(kernel: Kernel, subset: Array) -> Array:
@@ -174,8 +176,8 @@ def _positive_part(kernel: Kernel, subset: Array) -> Array:
     Beyond the kernel's rank gains are rounding, and a run may take some of them for more. The minors decide, as they do
     for the log-probability.
     """
-    is_positive = log_minor(kernel, subset) > -jnp.inf
-    return lax.cond(is_positive, lambda: subset, lambda: _longest_positive(kernel, subset))
+    is_zero = log_minor(kernel, subset) == -jnp.inf
+    return where_needed(is_zero, lambda: _longest_positive(kernel, subset), subset)
 
 
 def _longest_positive(kernel: Kernel, subset: Array) -> Array:
@@ -242,12 +244,10 @@ def greedy_subsets(kernel: Kernel, C: Array, possible: Array, pinned: Array) -> 
             items, run = _repaired_run(kernel, C, pinned, size, size, width)
             return items, run.subset, run.visited
 
-        def by_longest() -> tuple[Array, Array, Array]:
-            return jnp.where(jnp.arange(width) < size, longest[0], n), *longest
-
+        by_longest = jnp.where(jnp.arange(width) < size, longest[0], n), *longest
         # The longest run comes first. It is traced together with the others: half the program.
         again = is_longest | (wanted & ~longest[1][size])
-        items, *run = lax.cond(again, anew, by_longest)
+        items, *run = where_needed(again, anew, by_longest)
         items = jnp.where(log_minor(kernel, items) > -jnp.inf, items, n)
         first, second = (jnp.where(is_longest, new, old) for new, old in zip(run, longest, strict=True))
         return (first, second), _others(items, pinned, n, most)

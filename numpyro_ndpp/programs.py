@@ -45,6 +45,22 @@ def are_known_on_cpu(leaves: list[Any]) -> bool:
     return (platforms or {jax.default_backend()}) == {"cpu"}
 
 
+@functools.cache
+def _with_options(function: Callable, runs: str, num_static: int) -> Any:
+    return jax.jit(function, static_argnums=tuple(range(num_static)), compiler_options=_options(runs))
+
+
+def compiled_for(
+    function: Callable, runs: str, static: tuple[Any, ...], arguments: tuple[Any, ...]
+) -> Callable[..., Any]:
+    """``function(*static, *arguments)``, compiled for arguments like these, which it takes.
+
+    Threads may call it. They would trace anything else by settings of their own: those that a ``with`` statement makes
+    for one thread, such as ``jax.enable_x64``, do not hold in others.
+    """
+    return _with_options(function, runs, len(static)).lower(*static, *arguments).compile()
+
+
 def program(runs: str, **settings: Any) -> Callable[[Callable], Callable]:
     """A function as one program, ``jax.jit(function, **settings)``, compiled with as much effort as it is worth.
 

@@ -27,6 +27,17 @@ def computations(hlo: str) -> dict[str, dict[str, str]]:
     return found
 
 
+def is_batch_itself(text: str) -> bool:
+    """Whether an instruction is a batch of factorisations of more than one matrix."""
+    match = _BATCHED.match(text)
+    return match is not None and any(int(number) > 1 for number in match[1].split(","))
+
+
+def batches(hlo: str) -> list[str]:
+    """The instructions of a program, wherever they are, that are batches of factorisations."""
+    return [text for found in computations(hlo).values() for text in found.values() if is_batch_itself(text)]
+
+
 def pairs_in_flight(hlo: str) -> list[tuple[str, str]]:
     """The pairs of instructions that do not depend on each other and both have a batch of factorisations within."""
     found = computations(hlo)
@@ -39,8 +50,8 @@ def pairs_in_flight(hlo: str) -> list[tuple[str, str]]:
         return has_batch[computation]
 
     def is_batch(text: str) -> bool:
-        if match := _BATCHED.match(text):
-            return any(int(number) > 1 for number in match[1].split(","))
+        if is_batch_itself(text):
+            return True
         called = _CALLED.findall(text)
         for branches in _BRANCHES.findall(text):
             called += [name.strip().lstrip("%") for name in branches.split(",")]

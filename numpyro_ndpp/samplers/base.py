@@ -42,6 +42,14 @@ class Sampler(ABC):
     def failure(self, state: Any) -> str:
         """Why a draw was not made although subsets of an allowed size have a positive probability."""
 
+    def may_share_cores(self, state: Any) -> bool:
+        """Whether the cores of a CPU may make a share of the draws each, side by side.
+
+        Not if a draw, or several beside each other, are factorised as a batch: cores may wait for each other's batches
+        forever.
+        """
+        return False
+
 
 class OneByOne(Sampler):
     """A sampler whose draws know nothing of each other: it says how one is made, and how many go side by side."""

@@ -50,6 +50,14 @@ def walk_chunk_size(walk: Walk, width: int) -> int:
     return chunk_size(walk.dtype.itemsize * 8 * d * (width + d))
 
 
+def _are_alone(walk: Walk) -> bool:
+    """Whether chains go one after the other.
+
+    Alone, a chain costs its own size at every step; beside others that of the largest, and as many steps.
+    """
+    return platform().draws_alone and walk.size_logits is not None and walk.width > WIDE
+
+
 def _chains(walk: Walk, sizes: Array | None, keys: Array) -> Array:
     """Subsets (c, w) of the sizes (c,), or of the one size that there is; -1 where none has a positive probability.
 
@@ -148,6 +156,10 @@ class UpDown(Sampler):
     def walk_settings(self) -> WalkSettings:
         return WalkSettings(self.num_steps, self.up, self.init)
 
+    def may_share_cores(self, walk: Walk) -> bool:
+        """Whether the cores of a CPU may make a share of the draws each: where every chain goes alone."""
+        return _are_alone(walk)
+
     def failure(self, walk: Walk) -> str:
         """Why a draw was not made."""
         return "the greedy search found no subset of positive probability to start from"
@@ -161,6 +173,5 @@ class UpDown(Sampler):
         if walk.size_logits is None:
             return in_chunks(partial(_chains, walk, None), chunk, number, keys)
         if platform().draws_alone:
-            # Alone, a chain costs its own size at every step; beside others that of the largest, and as many steps.
-            chunk = 1 if walk.width > WIDE else min(chunk, _SMALL_CHAINS)
+            chunk = 1 if _are_alone(walk) else min(chunk, _SMALL_CHAINS)
         return by_size(partial(_chains, walk), chunk, number, draw_sizes(walk.size_logits, keys), keys)
