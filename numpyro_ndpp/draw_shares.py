@@ -27,6 +27,9 @@ __all__ = ["by_cores", "in_shares", "mesh_of_draws", "num_core_shares"]
 # The arrays of what samplers prepare that have a row for every item, leaf or node.
 _BY_ITEM = ("X", "item_scale", "lefts", "nodes", "others", "own")
 
+# OpenBLAS, whose LAPACK threads call, has buffers for some 64 of its own threads.
+_MOST_CORES = 16
+
 
 def mesh_of_draws(shards: Shards | None, X: Any, number: int) -> Mesh | AbstractMesh | None:
     """The mesh whose axis "draws" shares so many draws: that of the features, or else the ambient one.
@@ -91,7 +94,7 @@ def _specs(state: Any) -> Any:
 def num_core_shares(num_draws: int) -> int:
     """How many shares so many draws have on a CPU: a power of two, at most one for each core that there is for us."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 2 ** int(math.log2(min(cores, num_draws)))
+    return 2 ** int(math.log2(min(cores, num_draws, _MOST_CORES)))
 
 
 def by_cores(draw: Callable[[int], Array], num_shares: int) -> np.ndarray:

@@ -179,11 +179,14 @@ def _right_divide_by_solving(B: Array, A: Array) -> Array:
     return jnp.linalg.solve(A.T, B.T).T
 
 
+@jax.custom_batching.sequential_vmap
 def _right_divide_by_factors(B: Array, A: Array) -> Array:
     """The same by nothing but LU factors: those of A above a tiny multiple of B have L U = A and, below, B U⁻¹.
 
     On a CPU the library's solver of triangular systems hands even small ones to threads of its own, which then hold the
     cores that XLA's threads wait for: exact draws took four times as long.
+
+    Within vmap one after the other: that takes no longer than a batch, and no thread waits for another.
     """
     m = len(A)
     lu, permutation, quotient = _over_upper(B, A)

@@ -7,22 +7,32 @@ import pytest
 from in_flight import batches
 from kernels import factors
 
-from numpyro_ndpp import KNDPP, NDPP, Contour, Exact, SizedNDPP, UpDown, draw_shares, drawing
+from numpyro_ndpp import KNDPP, NDPP, Cholesky, Contour, Exact, Rejection, SizedNDPP, UpDown, draw_shares, drawing
 from numpyro_ndpp.programs import compiled_for
 
 
-def many_features():
+def many_features(**settings):
     """A kernel for which the walk's chains go alone."""
-    rng = np.random.default_rng(0)
-    return NDPP(0.2 * rng.normal(size=(60, 40)), sampler=UpDown(num_steps=2))
+    return NDPP(0.2 * np.random.default_rng(0).normal(size=(60, 40)), sampler=UpDown(num_steps=2, **settings))
+
+
+def ordinary(sampler, k=None, **settings):
+    if k is None:
+        return NDPP.from_factors(*factors("ordinary"), sampler=sampler, **settings)
+    return KNDPP.from_factors(*factors("ordinary"), k, sampler=sampler)
 
 
 LAWS = {
-    "leaps": lambda: NDPP.from_factors(*factors("ordinary"), sampler=Exact()),
-    "leaps, limits": lambda: NDPP.from_factors(*factors("ordinary"), min_size=1, max_size=3, sampler=Exact()),
-    "leaps, given items": lambda: NDPP.from_factors(*factors("ordinary"), sampler=Exact()).condition([3], [5]),
+    "leaps": lambda: ordinary(Exact()),
+    "leaps, limits": lambda: ordinary(Exact(), min_size=1, max_size=3),
+    "leaps, given items": lambda: ordinary(Exact()).condition([3], [5]),
     "leaps, free size": lambda: SizedNDPP.from_factors(*factors("ordinary"), np.zeros(5), sampler=Exact()),
-    "walk": many_features,
+    "contour": lambda: ordinary(Contour(), 3),
+    "rejection": lambda: ordinary(Rejection()),
+    "walk": lambda: ordinary(UpDown(num_steps=3)),
+    "walk, one size": lambda: ordinary(UpDown(), 3),
+    "walk, chains alone": many_features,
+    "walk, chains alone, published operator": lambda: many_features(init="uniform", up="rejection"),
 }
 QUICK = ("leaps", "walk")
 
@@ -55,7 +65,7 @@ def test_shares_are_the_draws_of_one_program(name, monkeypatch):
 def test_threads_draw_in_the_precision_of_the_caller(without_x64, monkeypatch):
     """Settings of a ``with`` statement hold in one thread alone."""
     monkeypatch.setattr(drawing, "num_core_shares", lambda _: 2)
-    law, key = NDPP.from_factors(*factors("ordinary"), sampler=Exact()), jax.random.key(0)
+    law, key = ordinary(Exact()), jax.random.key(0)
     draws = law.sample(key, (6,))
     assert law.prepared_state().R.dtype == jnp.float32
     np.testing.assert_array_equal(draws, of_program(law, key, 6))
@@ -73,12 +83,13 @@ def test_no_core_waits_for_another(name):
 
 
 def test_what_is_factorised_as_a_batch_is_not_shared():
-    X, W = factors("ordinary")
-    for law in (KNDPP.from_factors(X, W, 3, sampler=Contour()), KNDPP.from_factors(X, W, 3), NDPP.from_factors(X, W)):
-        state = jax.eval_shape(law.sampler.prepare, law.target)
-        assert not law.sampler.may_share_cores(state)
+    samplers = Cholesky(), UpDown(init="uniform"), UpDown(up="rejection")
+    for law in (ordinary(sampler, 3) for sampler in samplers):
+        assert not law.sampler.may_share_cores(jax.eval_shape(law.sampler.prepare, law.target))
 
 
 def test_as_many_shares_as_cores_and_draws_allow(monkeypatch):
-    monkeypatch.setattr(draw_shares.os, "sched_getaffinity", lambda _: range(6), raising=False)
-    assert [draw_shares.num_core_shares(number) for number in (1, 2, 3, 4, 100)] == [1, 2, 2, 4, 4]
+    for num_cores, expected in ((1, [1, 1, 1, 1]), (6, [1, 2, 2, 4]), (200, [1, 2, 2, 16])):
+        cores = range(num_cores)
+        monkeypatch.setattr(draw_shares.os, "sched_getaffinity", lambda _, cores=cores: cores, raising=False)
+        assert [draw_shares.num_core_shares(number) for number in (1, 2, 3, 100)] == expected

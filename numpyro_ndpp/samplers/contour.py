@@ -42,6 +42,7 @@ from jax import Array, lax, random
 
 from numpyro_ndpp.devices import Shards
 from numpyro_ndpp.normalizer import HALF_AN_ITEM, pencil, size_moments, solve_log_scale
+from numpyro_ndpp.platforms import platform
 from numpyro_ndpp.probabilities import log_normalizer
 from numpyro_ndpp.samplers.base import OneByOne
 from numpyro_ndpp.samplers.batching import chunk_size, in_chunks, side_by_side
@@ -251,6 +252,10 @@ class Contour(OneByOne):
         """How many draws are made at a time, by their factors."""
         d, num_upper = len(state.C), state.stages.weights.shape[-1]
         return chunk_size(8 * state.C.dtype.itemsize * d * (d + num_upper * (state.width + len(state.pinned))))
+
+    def may_share_cores(self, state: ContourState) -> bool:
+        """Yes, on a CPU: all matrices are factorised before the first draw."""
+        return platform().is_cpu
 
     def sample_with_info(self, state: ContourState, keys: Array) -> tuple[Array, ContourInfo]:
         """Subsets (s, w) as from :meth:`sample`, and how each draw went; no numbers where none could be made."""

@@ -42,8 +42,8 @@ class Exact(OneByOne):
         return 1 if platform().draws_alone else chunk_size(state.R.dtype.itemsize * 16 * state.R.size)
 
     def may_share_cores(self, state: ContourState | LeapState) -> bool:
-        """Whether the cores of a CPU may make a share of the draws each: leaps factorise one matrix at a time."""
-        return isinstance(state, LeapState) and platform().draws_alone
+        """Yes, on a CPU: leaps factorise one matrix at a time there, and draws by the contour none."""
+        return platform().is_cpu
 
     def failure(self, state: ContourState | LeapState) -> str:
         """Why a draw was not made."""

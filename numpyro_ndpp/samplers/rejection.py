@@ -31,6 +31,7 @@ from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.devices import Shards
 from numpyro_ndpp.kernel import Kernel
 from numpyro_ndpp.linalg import log_determinant, matmul
+from numpyro_ndpp.platforms import platform
 from numpyro_ndpp.probabilities import log_normalizer
 from numpyro_ndpp.samplers.base import HasTarget, OneByOne
 from numpyro_ndpp.samplers.batching import chunk_size, until_accepted
@@ -176,6 +177,10 @@ class Rejection(OneByOne):
     def num_side_by_side(self, state: RejectionState) -> int:
         """How many draws are made at a time."""
         return chunk_size(state.W.dtype.itemsize * 8 * state.W.size)
+
+    def may_share_cores(self, state: RejectionState) -> bool:
+        """Yes, on a CPU: nothing is factorised by LAPACK."""
+        return platform().is_cpu
 
     def failure(self, state: RejectionState) -> str:
         """Why a draw was not made."""

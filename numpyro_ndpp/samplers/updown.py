@@ -157,8 +157,12 @@ class UpDown(Sampler):
         return WalkSettings(self.num_steps, self.up, self.init)
 
     def may_share_cores(self, walk: Walk) -> bool:
-        """Whether the cores of a CPU may make a share of the draws each: where every chain goes alone."""
-        return _are_alone(walk)
+        """Yes, on a CPU: a step factorises one matrix at a time.
+
+        Not if uniform starts, or proposals of the published operator, of several chains are judged as a batch.
+        """
+        has_no_batch = self.init == "greedy" and self.up == "direct"
+        return platform().is_cpu and (has_no_batch or _are_alone(walk))
 
     def failure(self, walk: Walk) -> str:
         """Why a draw was not made."""
