@@ -115,16 +115,14 @@ def _greedy_run(
         gains = jnp.where(positive, run.gains, -jnp.inf)
         best = jnp.argmax(gains)
 
-        def single() -> _Run:
-            return _add(X, run, jnp.stack([best, jnp.asarray(n, best.dtype)]))
-
-        def pair() -> _Run:
+        def pair() -> tuple[Array, Array]:
             items, minor = _best_pair(X, C, run.W, member, allowed)
-            fits = (minor > threshold) & (run.size + 2 <= max_size)
-            stuck = run._replace(stuck=jnp.asarray(True))
-            return jax.tree.map(lambda a, b: jnp.where(fits, a, b), _add(X, run, items), stuck)
+            return items, (minor <= threshold) | (run.size + 2 > max_size)
 
-        return where_needed(jnp.max(gains) <= threshold, pair, single())
+        single = jnp.stack([best, jnp.asarray(n, best.dtype)]), jnp.asarray(False)
+        items, stuck = where_needed(jnp.max(gains) <= threshold, pair, single)
+        stopped = run._replace(stuck=jnp.asarray(True))
+        return jax.tree.map(lambda a, b: jnp.where(stuck, a, b), stopped, _add(X, run, items))
 
     left = matmul(X, W)
     start = _Run(
