@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_ndpp.branches import where_needed
 from numpyro_ndpp.kernel import marginal_matrix
 from numpyro_ndpp.linalg import column_lengths, log_det_and_angle, matmul, once_known
 from numpyro_ndpp.target import Pinned
@@ -226,7 +227,7 @@ def log_circle_sum(
     norm = lax.stop_gradient(jnp.linalg.norm(M))
     doubtful = (jnp.exp(log_radius) * norm * math.sqrt(d * eps) > 1) | (norm == 0)
     least = low if pinned is None else low + pinned.number
-    possible = lax.cond(doubtful, lambda: true_rank(W, C) >= least, lambda: jnp.asarray(True)) & (high >= 0)
+    possible = where_needed(doubtful, lambda: true_rank(W, C) >= least, jnp.asarray(True)) & (high >= 0)
     wanted = (sizes >= low) & (sizes <= high)
     if pinned is None:
         # L + Lᵀ is positive semidefinite: where its trace vanishes, L is skew, and a skew matrix has no odd minors. The
@@ -307,7 +308,7 @@ def log_sum_esp(W: Array, C: Array, low: int, high: int, rank: int) -> Array:
     if low == high:
         return by_circle(W, C)
     value, is_most = _log_sum_of_most(pencil(W, C), low, high, rank)
-    return lax.cond(is_most, lambda W, C: value, by_circle, once_known(value, W), C)
+    return where_needed(~is_most, lambda: by_circle(once_known(value, W), C), value)
 
 
 @partial(jax.jit, static_argnames=("low", "high", "rank", "fixed"))
