@@ -16,6 +16,7 @@ from jax import Array, lax, random
 from numpyro.distributions import Distribution, ExpandedDistribution
 
 from numpyro_ndpp.base import SubsetDistribution
+from numpyro_ndpp.branches import where_needed
 from numpyro_ndpp.conditioning import are_distinct
 from numpyro_ndpp.multihot import Multihot
 from numpyro_ndpp.samplers import UpDown
@@ -145,14 +146,14 @@ class Proposals(NamedTuple):
         base, (walk, state) = self.base, prepared
         if base.max_size == 0:
             return subset, jnp.zeros((), base.X.dtype)
-        local = partial(local_move, base, walk)
         if self.fresh == 0:
-            return local(key, subset)
+            return local_move(base, walk, key, subset)
+        choice_key, key = random.split(key)
 
-        def fresh(key: Array, subset: Array) -> tuple[Array, Array]:
+        def fresh() -> tuple[Array, Array]:
             drawn = base.sampler.sample(state, key[None], 1)[0].astype(subset.dtype)
             made = jnp.all(drawn >= 0)
             return jnp.where(made, drawn, subset), jnp.where(made, 0.0, -jnp.inf).astype(base.X.dtype)
 
-        choice_key, key = random.split(key)
-        return lax.cond(random.uniform(choice_key) < self.fresh, fresh, local, key, subset)
+        # In many chains at once a local move costs little beside a fresh draw, which is made if one of them wants it.
+        return where_needed(random.uniform(choice_key) < self.fresh, fresh, local_move(base, walk, key, subset))

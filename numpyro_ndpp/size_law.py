@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_ndpp.branches import where_needed
 from numpyro_ndpp.circles import log_coefficients
 from numpyro_ndpp.kernel import marginal_matrix
 from numpyro_ndpp.linalg import column_lengths, matmul, once_known, with_derivatives_of
@@ -73,7 +74,7 @@ def log_esps(W: Array, C: Array, most: int | None = None) -> Array:
     if not platform().slow_eigenvalues or most == len(W):  # no bound serves the largest sizes of all
         return _every_log_esp(most, W, C)[: most + 1]
     value, is_accurate = log_esps_by_bounds(W, C, most)
-    return lax.cond(is_accurate, lambda W, C: value, partial(_every_log_esp, most), W, C)[: most + 1]
+    return where_needed(~is_accurate, partial(_every_log_esp, most, W, C), value)[: most + 1]
 
 
 def log_esps_by_bounds(W: Array, C: Array, most: int) -> tuple[Array, Array]:
