@@ -91,10 +91,10 @@ def _specs(state: Any) -> Any:
     return jax.tree_util.tree_map_with_path(spec, state)
 
 
-def num_core_shares(num_draws: int) -> int:
-    """How many shares so many draws have on a CPU: a power of two, at most one for each core that there is for us."""
+def num_core_shares(length: int) -> int:
+    """How many shares so many draws, a power of two, have on a CPU: at most one for each core that there is for us."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return 2 ** int(math.log2(min(cores, num_draws, _MOST_CORES)))
+    return 2 ** int(math.log2(min(cores, length, _MOST_CORES)))
 
 
 def by_cores(draw: Callable[[int], Array], num_shares: int) -> np.ndarray:
@@ -104,4 +104,4 @@ def by_cores(draw: Callable[[int], Array], num_shares: int) -> np.ndarray:
     """
     with ThreadPoolExecutor(num_shares) as threads:
         shares = list(threads.map(lambda share: np.asarray(draw(share)), range(num_shares)))
-    return np.stack(shares, axis=1).reshape(-1, shares[0].shape[-1])
+    return np.concatenate(np.stack(shares, axis=1))

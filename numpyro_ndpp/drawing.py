@@ -56,6 +56,17 @@ def _sample(
     return lax.map(lambda kernel: sampler.sample(kernel[0], kernel[1], number), (states, keys))
 
 
+def _is_on_one_cpu(states: Any, key: Array) -> bool:
+    """Whether draws are of one CPU alone, and each of its own key: within vmap keys of other kinds than JAX's are not.
+
+    Programs over several devices wait for each other, and have to start in one order everywhere.
+    """
+    leaves = jax.tree.leaves((states, key))
+    if is_tracing() or not are_known_on_cpu(leaves) or random.key_impl(key) != "threefry2x32":
+        return False
+    return all(len(leaf.devices()) == 1 for leaf in leaves if isinstance(leaf, Array)) and jax.process_count() == 1
+
+
 def _share(
     sampler: Sampler, length: int, num_shares: int, state: Any, key: Array, share: Array, number: Array
 ) -> Array:
@@ -71,9 +82,9 @@ def _draws(
 
     The number of draws is rounded up to a power of two for what is compiled; only as many as were asked for are made.
     """
-    length, num_shares = power_of_two(num_draws), 1
-    if num_kernels is None and mesh is None and not is_tracing() and sampler.may_share_cores(states):
-        num_shares = num_core_shares(num_draws) if are_known_on_cpu(jax.tree.leaves((states, key))) else 1
+    length = power_of_two(num_draws)
+    may_share = num_kernels is None and mesh is None and _is_on_one_cpu(states, key) and sampler.may_share_cores(states)
+    num_shares = num_core_shares(length) if may_share else 1
     if num_shares > 1:
         number = np.int32(num_draws)
         run = compiled_for(_share, "draws", (sampler, length, num_shares), (states, key, np.int32(0), number))

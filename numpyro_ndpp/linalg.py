@@ -186,7 +186,7 @@ def _right_divide_by_factors(B: Array, A: Array) -> Array:
     On a CPU the library's solver of triangular systems hands even small ones to threads of its own, which then hold the
     cores that XLA's threads wait for: exact draws took four times as long.
 
-    Within vmap one after the other: that takes no longer than a batch, and no thread waits for another.
+    Within vmap one after the other: from 20 rows on that takes no longer than a batch, and no thread waits for another.
     """
     m = len(A)
     lu, permutation, quotient = _over_upper(B, A)

@@ -143,7 +143,8 @@ def check_masses(n, d, k, dtype, cond, tolerance, num_draws=20):
     assert (jnp.diff(subsets, axis=1) > 0).all()
     assert (subsets >= 0).all()
     assert (subsets < n).all()
-    assert jnp.abs(info.mass_error).max() < tolerance
+    # Sums of which rho is left have lost as many digits.
+    assert (jnp.abs(info.mass_error) * info.rho).max() < tolerance
     assert (info.rho > 0).all()
     assert (info.rho <= 1 + 1e-6).all()
 
@@ -156,6 +157,7 @@ def test_mass_is_the_number_of_missing_items(dtype, tolerance, cond):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("cond", [None, 1e6])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-8), (np.float32, 1e-4)])
 @pytest.mark.parametrize(("d", "k"), [(200, 50), (100, 90)])

@@ -59,7 +59,7 @@ def test_shares_are_the_draws_of_one_program(name, monkeypatch):
     law, key = LAWS[name](), jax.random.key(0)
     for num_draws in (5, 8):
         np.testing.assert_array_equal(law.sample(key, (num_draws,)), of_program(law, key, num_draws))
-    assert shares == [5, 8]
+    assert shares == [8, 8]  # one program for both
 
 
 def test_threads_draw_in_the_precision_of_the_caller(without_x64, monkeypatch):
@@ -88,8 +88,22 @@ def test_what_is_factorised_as_a_batch_is_not_shared():
         assert not law.sampler.may_share_cores(jax.eval_shape(law.sampler.prepare, law.target))
 
 
+@pytest.mark.parametrize("sampler", [UpDown(), Exact()], ids=lambda sampler: type(sampler).__name__)
+def test_draws_without_items(sampler):
+    assert ordinary(sampler, 0).sample(jax.random.key(0), (4,)).shape == (4, 0)
+    assert ordinary(sampler, max_size=0).sample(jax.random.key(0), (4,)).shape == (4, 0)
+
+
+def test_what_more_than_one_device_has_or_other_keys_draw_is_not_shared(monkeypatch):
+    monkeypatch.setattr(drawing, "num_core_shares", lambda _: pytest.fail("these were to be shared"))
+    law = ordinary(Exact())
+    law.sample(jax.random.key(0, impl="rbg"), (4,))
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    law.sample(jax.random.key(0), (4,))
+
+
 def test_as_many_shares_as_cores_and_draws_allow(monkeypatch):
-    for num_cores, expected in ((1, [1, 1, 1, 1]), (6, [1, 2, 2, 4]), (200, [1, 2, 2, 16])):
+    for num_cores, expected in ((1, [1, 1, 1, 1]), (6, [1, 2, 4, 4]), (200, [1, 2, 4, 16])):
         cores = range(num_cores)
         monkeypatch.setattr(draw_shares.os, "sched_getaffinity", lambda _, cores=cores: cores, raising=False)
-        assert [draw_shares.num_core_shares(number) for number in (1, 2, 3, 100)] == expected
+        assert [draw_shares.num_core_shares(length) for length in (1, 2, 4, 128)] == expected

@@ -57,7 +57,7 @@ def num_mixing_steps(name, k):
 @jax.jit
 def prepare(X, W):
     """The walk's kernel, on a tree with leaves of two items: deeper than one so small would have."""
-    return WalkKernel.of(build_tree(X, leaf_size=2), W)
+    return WalkKernel.of(build_tree(X, leaf_size=2), W, W)
 
 
 @partial(jax.jit, static_argnums=4)

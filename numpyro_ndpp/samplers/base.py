@@ -23,8 +23,8 @@ class HasTarget(Protocol):
 class Sampler(ABC):
     """Settings of a way to draw subsets, immutable and hashable: programs are compiled for each of them.
 
-    A sampler of your own is a frozen dataclass with these three methods. Everything but the settings goes through the
-    state, a pytree: it may be batched by ``vmap`` and handed to a jitted function.
+    A sampler of your own is a frozen dataclass with ``prepare``, ``sample`` and ``failure``. Everything but the
+    settings goes through the state, a pytree: it may be batched by ``vmap`` and handed to a jitted function.
     """
 
     @abstractmethod
@@ -46,7 +46,7 @@ class Sampler(ABC):
         """Whether the cores of a CPU may make a share of the draws each, side by side.
 
         Not if a draw, or several beside each other, are factorised as a batch: cores may wait for each other's batches
-        forever.
+        forever. A sampler that inherits its draws from another one inherits this too.
         """
         return False
 

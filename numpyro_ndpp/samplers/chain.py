@@ -47,6 +47,7 @@ class WalkKernel(NamedTuple):
 
     tree: Tree
     W: Array  # (d, d), scaled
+    K: Array  # (d₂, d₂) with W ∝ Diag(I, K), not scaled
     C: Array  # (d, d) XᵀX
     CW: Array  # (d, d)
     H: Array  # (d, d) W C W
@@ -56,8 +57,8 @@ class WalkKernel(NamedTuple):
     own: Array  # (n, 2) xᵀ W x and xᵀ H x
 
     @classmethod
-    def of(cls, tree: Tree, W: Array) -> "WalkKernel":
-        """The walk's kernel for the features of a tree. O(n d²)."""
+    def of(cls, tree: Tree, W: Array, K: Array) -> "WalkKernel":
+        """The walk's kernel for the features of a tree, W and its inner block. O(n d²)."""
         n, C = tree.num_items, tree.gram
         scale = jnp.trace(C) / n * jnp.linalg.norm(W)
         scale = jnp.where(scale > 0, scale, 1.0)
@@ -70,7 +71,7 @@ class WalkKernel(NamedTuple):
         else:
             by_rows = tree.shards.by_rows
             item_scales, own = tree.shards.run(_of_every_item, (tree.X,), (W, forms), (by_rows, by_rows))
-        return cls(tree, W, C, CW, forms[1], jnp.log(scale), item_scales, packed, own)
+        return cls(tree, W, K, C, CW, forms[1], jnp.log(scale), item_scales, packed, own)
 
     @property
     def is_factored(self) -> bool:
@@ -90,8 +91,11 @@ class WalkKernel(NamedTuple):
         return rows_on_devices(self.tree.shards, self.item_scale, items)
 
     def is_possible(self, subset: Array) -> Array:
-        """Whether the minor of a subset (w,), padded with n, is positive."""
-        return log_minor_of_rows(self.rows(subset), self.W, jnp.sum(subset < self.num_items)) > -jnp.inf
+        """Whether the minor of a subset (w,), padded with n, is positive: by the formula of its log-probability.
+
+        Of a minor that is zero to rounding another formula may have another opinion.
+        """
+        return log_minor_of_rows(self.rows(subset), self.K, jnp.sum(subset < self.num_items)) > -jnp.inf
 
     def images(self, x: Array) -> Images:
         """Those of the features x (w, d)."""

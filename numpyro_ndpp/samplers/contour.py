@@ -69,7 +69,7 @@ class ContourInfo(NamedTuple):
     """How a draw went, for each of its items in order.
 
     ``rho`` (w,) is the sum of the weights w_j over that of their magnitudes, one where nothing cancels. ``mass_error``
-    (w,) is what the query's mass is off from the number of missing items.
+    (w,) is what the query's mass is off from the number of missing items, some roundings over rho.
     """
 
     rho: Array

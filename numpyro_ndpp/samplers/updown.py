@@ -142,14 +142,14 @@ class UpDown(Sampler):
             size_logits = log_weights_of_sizes(target, C)
             starts = greedy_subsets(kernel, C, size_logits[: width + 1] > -jnp.inf, items)
             size_logits = _without_phantom_sizes(size_logits, starts, kernel.num_items)
-        walk_kernel, weights = WalkKernel.of(tree, kernel.W), target.log_size_weights
+        walk_kernel, weights = WalkKernel.of(tree, kernel.W, kernel.K), target.log_size_weights
         return Walk(walk_kernel, items, starts, size_logits, weights, self.walk_settings)
 
     def for_moves(self, target: Target) -> Walk:
         """The walk of one kernel for :meth:`Walk.move` alone: without starts and the law of the size. O(n d²) once."""
         kernel = target.kernel
         starts = jnp.full(target.width, kernel.num_items, jnp.int32)
-        walk_kernel = WalkKernel.of(build_tree(kernel.X, shards=target.shards), kernel.W)
+        walk_kernel = WalkKernel.of(build_tree(kernel.X, shards=target.shards), kernel.W, kernel.K)
         return Walk(walk_kernel, target.items, starts, None, target.log_size_weights, self.walk_settings)
 
     @property
