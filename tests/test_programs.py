@@ -39,9 +39,9 @@ def compilations():
         jax.monitoring.unregister_event_duration_listener(listen)
 
 
-# Of the walk for one size test_updown.py has prepared draws, eager and under jit.
+# Of the walk test_core_shares.py and test_updown.py have draws, eager and under jit.
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in ("UpDown", "Exact") else pytest.mark.slow) for name in LAWS]
+    "name", [pytest.param(name, marks=[] if name == "Exact" else pytest.mark.slow) for name in LAWS]
 )
 def test_one_key_one_draw(name):
     """Eager, under jit, within vmap over keys, prepared or not, and among more draws."""
