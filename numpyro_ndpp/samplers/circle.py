@@ -22,7 +22,7 @@ from numpyro_ndpp.size_law import log_scales_of_mean_size
 STAGE_LENGTH = {"float32": 2.5, "float64": 5.0}
 # What aliasing may add to a size's weight, relative to it.
 _ACCURACY = {"float32": 1e-7, "float64": 1e-11}
-# A pilot's radius may be off by this factor.
+# The radius that is best for the items at hand may be off by this factor.
 _MISFIT = 1.25
 
 # Real and imaginary part: a pair of arrays, or an array whose first axis has two entries.
@@ -71,11 +71,16 @@ def turn(weights: Array, angles: Array) -> Array:
     return jnp.stack(multiply(weights, (jnp.cos(angles), -jnp.sin(angles))))
 
 
+def _log_factorials(number: int) -> np.ndarray:
+    """log q! for q = 0 .. number."""
+    return np.cumsum(np.log(np.maximum(np.arange(number + 1), 1)))
+
+
 def _log_binomial(number: int, p: float) -> np.ndarray:
     """log P(q) for q = 0 .. number of a binomial law."""
-    log_choose = [math.lgamma(number + 1) - math.lgamma(q + 1) - math.lgamma(number - q + 1) for q in range(number + 1)]
-    q = np.arange(number + 1)
-    return np.array(log_choose) + q * math.log(p) + (number - q) * math.log1p(-p)
+    q, log_factorials = np.arange(number + 1), _log_factorials(number)
+    log_choose = log_factorials[-1] - log_factorials - log_factorials[::-1]
+    return log_choose + q * math.log(p) + (number - q) * math.log1p(-p)
 
 
 @functools.cache
@@ -84,7 +89,7 @@ def _num_upper(size: int, high: int, low: int, d: int, accuracy: float) -> int:
 
     The sum over N nodes takes sizes m ± N, m ± 2N, ... for m. The laws of even sizes and of odd ones are each those of
     real-rooted polynomials, of which pairs that come all or nothing with one probability fall off most slowly: N is
-    chosen for them, at the radius of the stage, off by as much as a pilot may be. N is a multiple of four, so that no
+    chosen for them, at the radius of the stage, off by as much as it may be. N is a multiple of four, so that no
     node is purely imaginary and no even size is taken for an odd one.
     """
     directions = d - (size - high)
@@ -162,23 +167,26 @@ def mean_within_stage(high: Any, low: Any, mean: Any, variance: Any, numpy: Any 
     return numpy.clip(high - 0.5 * drift, 0.5, high - 0.25)
 
 
-def next_log_radius(stage: Stage, weights: Array, low: Array, d: int) -> Array:
-    """The radius of the next stage, down to ``low`` missing items, by the weights (2, J) at the end of one."""
-    missing, num_upper = stage.low, len(stage.angles)
-    sizes = jnp.arange(d + 1)
-    turned = turn(weights[..., None], stage.angles[:, None] * (sizes - missing))
-    coefficients = jnp.sum(turned[0], axis=0)
-    noise = num_upper * jnp.finfo(coefficients.dtype).eps * jnp.sum(jnp.sqrt(jnp.sum(weights**2, axis=0)))
-    known = (jnp.abs(sizes - missing) < num_upper) & ((coefficients > noise) | (sizes == missing))
-    logits = jnp.where(known, jnp.log(jnp.maximum(coefficients, noise)), -jnp.inf)
-    least, most = jnp.min(jnp.where(known, sizes, d)), jnp.max(jnp.where(known, sizes, 0))
+def stage_log_radius(log_e: Array, size: int, high: Array, low: Array) -> Array:
+    r"""The radius of the stage low < m ≤ high of draws of ``size`` items, which have i = size - high of them then.
+
+    :param log_e: the logarithms of the coefficients e_0 .. e_d (d+1,), which are right about ``size``.
+
+    Of the sets of i items together, det L_A weighs each, and so the number q of items beside them has the weights
+
+    .. math:: \sum_{|A|=i} \sum_{|T|=q} \det L_{A∪T}\, r^q = \binom{i+q}{i}\, e_{i+q}\, r^q .
+    """
+    sizes, log_factorials = jnp.arange(len(log_e)), jnp.asarray(_log_factorials(len(log_e) - 1), log_e.dtype)
+    whole = (log_e + log_factorials).at[size - high + sizes].get(mode="fill", fill_value=-jnp.inf)
+    logits, known = whole - log_factorials, whole > -jnp.inf
+    least, most = jnp.min(jnp.where(known, sizes, len(log_e))), jnp.max(jnp.where(known, sizes, 0))
 
     def log_scale(mean: Array) -> Array:
         # no scale makes the mean anything else than what is possible
         mean = jnp.clip(mean, least + 0.25, most - 0.25)
         return jnp.where(least == most, 0.0, log_scales_of_mean_size(logits, mean[None])[0])
 
-    probs = jax.nn.softmax(logits + sizes * log_scale(jnp.asarray(missing - 0.5, logits.dtype)))
+    probs = jax.nn.softmax(logits + sizes * log_scale(high - 0.5))
     mean = jnp.dot(probs, sizes)
     variance = jnp.dot(probs, (sizes - mean) ** 2)
-    return stage.log_radius + log_scale(mean_within_stage(missing, low, mean, variance))
+    return log_scale(mean_within_stage(high, low, mean, variance))

@@ -14,10 +14,9 @@ and the next item follows: k descents give the subset. The query's mass is the n
 
 *Re-tilting.* The radius r fits the law of the size at the start; given the items found so far the size that is wanted
 would become ever rarer, and the sum over the circle all cancellation. So the draw is cut into stages by the number m of
-items that are missing, low < m ≤ high, each with a smaller circle of its own. The radii come from one pilot draw in the
-preprocessing: at the end of a stage the weights w_j give the law of the number of missing items, and with it the next
-radius. A new stage conditions its R_j on the items so far, one after the other. All stages have as many nodes as the
-first, which needs the most, so that one program serves them all.
+items that are missing, low < m ≤ high, each with a smaller circle of its own, whose radius fits what is missing beside
+a typical set of items (:func:`.circle.stage_log_radius`). A new stage conditions its R_j on the items so far, one after
+the other. All stages have as many nodes as the first, which needs the most, so that one program serves them all.
 
 *Thin factors.* The R_j of a stage are the same for all draws and never copied: what conditioning subtracts from them is
 kept as two vectors for each item and node, and the query is a product of two matrices of those.
@@ -41,7 +40,6 @@ import jax.numpy as jnp
 from jax import Array, lax, random
 
 from numpyro_ndpp.devices import Shards
-from numpyro_ndpp.normalizer import HALF_AN_ITEM, pencil, size_moments, solve_log_scale
 from numpyro_ndpp.platforms import platform
 from numpyro_ndpp.probabilities import log_normalizer
 from numpyro_ndpp.samplers.base import OneByOne
@@ -50,17 +48,15 @@ from numpyro_ndpp.samplers.circle import (
     STAGE_LENGTH,
     Stage,
     build_stage,
-    mean_within_stage,
-    next_log_radius,
     num_upper_nodes,
     schedule_of,
+    stage_log_radius,
 )
 from numpyro_ndpp.samplers.factors import Factors, enter, join, query
 from numpyro_ndpp.samplers.tree import Tree, build_tree, descend_symmetric
+from numpyro_ndpp.size_law import log_esps_near
 from numpyro_ndpp.target import Pinned, Target
 
-# How much more than its aim the mean size of the first stage may be.
-_NEAR = 0.1
 # Rounding may lead a descent to where there is no mass; then the draw is made again.
 _MAX_ATTEMPTS = 20
 
@@ -114,7 +110,6 @@ class _Draw(NamedTuple):
     items: Array
     found: Array
     info: ContourInfo
-    weights: Array  # (2, J) of the last stage
 
 
 def _run_stage(tree: Tree, C: Array, stage: Stage, draw: _Draw, uniforms: Array) -> _Draw:
@@ -138,9 +133,7 @@ def _run_stage(tree: Tree, C: Array, stage: Stage, draw: _Draw, uniforms: Array)
         found &= rho > factors.weights.size * jnp.finfo(rho.dtype).eps
         return draw._replace(items=items, found=draw.found & found, info=info), factors
 
-    start = draw._replace(weights=factors.weights)
-    draw, factors = lax.fori_loop(num_before, width - stage.low, take, (start, factors))
-    return draw._replace(weights=factors.weights)
+    return lax.fori_loop(num_before, width - stage.low, take, (draw, factors))[0]
 
 
 def _until_found(attempt: Callable[[Array], _Draw], key: Array, start: _Draw) -> _Draw:
@@ -161,11 +154,11 @@ def _uniforms(tree: Tree, num_items: int, key: Array) -> Array:
     return random.uniform(key, (num_items, tree.num_decisions), tree.X.dtype)
 
 
-def _empty_draw(n: int, width: int, num_upper: int, dtype: jnp.dtype, pinned: Array) -> _Draw:
+def _empty_draw(n: int, width: int, dtype: jnp.dtype, pinned: Array) -> _Draw:
     """A draw that has nothing but its pinned items (j,), and room for ``width`` others."""
     items = jnp.append(pinned.astype(jnp.int32), jnp.full(width, n, jnp.int32))
     info = ContourInfo(jnp.ones(len(items), dtype), jnp.zeros(len(items), dtype))
-    return _Draw(items, jnp.asarray(True), info, jnp.zeros((2, num_upper), dtype))
+    return _Draw(items, jnp.asarray(True), info)
 
 
 @dataclass(frozen=True)
@@ -207,42 +200,16 @@ class Contour(OneByOne):
         tree = build_tree(kernel.X, shards=target.shards)
         schedule = schedule_of(width, dtype)
         num_upper = num_upper_nodes(target.sizes[1], schedule, kernel.max_rank, dtype)
-        C, stages = tree.gram, None
+        W, C, stages = kernel.W, tree.gram, None
         if schedule:
-            stages = self._stages(kernel.W, C, tree, target.items, schedule, num_upper, width)
+            highs, lows = jnp.asarray(schedule, jnp.int32).T
+            log_e = log_esps_near(W, C, Pinned(tree.rows(target.items), target.items < tree.num_items), width)
+
+            def build(limits: tuple[Array, Array]) -> Stage:
+                return build_stage(W, C, stage_log_radius(log_e, width, *limits), *limits, num_upper)
+
+            stages = lax.map(build, (highs, lows))
         return ContourState(tree, C, target.items, stages, possible, width)
-
-    def _stages(
-        self, W: Array, C: Array, tree: Tree, items: Array, schedule: list[tuple[int, int]], num_upper: int, width: int
-    ) -> Stage:
-        """The circles of all stages, their radii by a pilot draw that goes through them."""
-        n, d = tree.num_items, tree.X.shape[1]
-        dtype, (highs, lows) = W.dtype, jnp.asarray(schedule, jnp.int32).T
-        poly = pencil(W, C, Pinned(tree.rows(items), items < n))
-
-        def solve(_: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-            # Beside given items some number of others may be certain, as a partner is for an item of a skew pair.
-            more = 2 * HALF_AN_ITEM if len(items) else _NEAR
-            log_radius, _ = solve_log_scale(poly, carry[0], carry[0], above=more, pinned=len(items) > 0)
-            return mean_within_stage(width, schedule[0][1], *size_moments(poly, log_radius)), log_radius
-
-        start = jnp.asarray(max(width - 0.5, 0.5), dtype), jnp.zeros((), dtype)
-        _, log_radius = lax.fori_loop(0, 2, solve, start)  # the mean to aim at depends on the variance
-        pilot = _empty_draw(n, width, num_upper, dtype, items)
-        key = random.key(0)
-
-        def next_stage(carry: tuple[Array, _Draw], limits: tuple[Array, Array, Array]) -> tuple[Any, Stage]:
-            (log_radius, pilot), (high, low, next_low) = carry, limits
-            stage = build_stage(W, C, log_radius, high, low, num_upper)
-
-            def attempt(key: Array) -> _Draw:
-                return _run_stage(tree, C, stage, pilot, _uniforms(tree, len(pilot.items), key))
-
-            after = _until_found(attempt, key, pilot)
-            return (next_log_radius(stage, after.weights, next_low, d), after), stage
-
-        limits = highs, lows, jnp.append(lows[1:], 0)
-        return lax.scan(next_stage, (log_radius, pilot), limits)[1]
 
     def draw(self, state: ContourState, key: Array) -> Array:
         """One subset (w,)."""
@@ -272,7 +239,7 @@ class Contour(OneByOne):
 def _draw(state: ContourState, key: Array) -> tuple[Array, ContourInfo]:
     """A subset (width,), or -1 throughout where none could be drawn, and how it went."""
     n, num_rows, num_stages = state.tree.num_items, len(state.pinned), len(state.stages.log_radius)
-    empty = _empty_draw(n, state.width, state.stages.weights.shape[-1], state.C.dtype, state.pinned)
+    empty = _empty_draw(n, state.width, state.C.dtype, state.pinned)
 
     def attempt(key: Array) -> _Draw:
         uniforms = _uniforms(state.tree, len(empty.items), key)
