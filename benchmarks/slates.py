@@ -8,7 +8,7 @@ others: `KNDPP(V, k=12, sampler=Exact()).condition(include=held, exclude=seen)` 
 Work for a new user, by formula: the features are copied with the rows of the seen items set to zero (26 MB read, 26 MB
 written). Then come four products over all items of 2 n d² = 0.8 Gflop each, which read the 26 MB once: Gram matrices of
 the features as they are and in the basis where that is the identity, the features in that basis (26 MB written), and
-the sums of outer products over the tree's leaves (26 MB written). A pilot draw is small beside that. At 30 Gflop/s a
+the sums of outer products over the tree's leaves (26 MB written). The circles are small beside that. At 30 Gflop/s a
 user takes 0.1 s of products. A slate is ten descents of some 12 levels, each with d²/2 numbers read at a node: 0.1 MB
 an item, and a circle's d × d matrices between them.
 

@@ -48,7 +48,7 @@ def random_kernel(n, d, dtype=np.float64, cond=None):
 @pytest.mark.parametrize(("length", "num_stages"), [(1.0, 2), pytest.param(5.0, 1, marks=pytest.mark.slow)])
 def test_conditional_probabilities_multiply_to_the_law(length, num_stages, monkeypatch):
     """Along every order of every subset: det L_S / e_k / k!, by enumeration."""
-    monkeypatch.setattr(circle, "STAGE_LENGTH", {"float64": length})
+    monkeypatch.setitem(circle.STAGE_LENGTH, "float64", length)
     n, d, k = 7, 6, 3
     parts = random_kernel(n, d)
     law = KNDPP(*parts, k=k)
@@ -60,12 +60,12 @@ def test_conditional_probabilities_multiply_to_the_law(length, num_stages, monke
         product = 1.0
         for number, (high, low) in enumerate(state.schedule):
             stage = jax.tree.map(lambda table, number=number: table[number], state.stages)
-            factors = factors_module.enter(state.tree, stage, k, order, jnp.asarray(k - high))
+            factors = factors_module.enter(state.tree, stage, k, order, 0, jnp.asarray(k - high))
             for slot in range(k - high, k - low):
-                Q, _ = factors_module.query(stage, factors, slot)
+                Q, _ = factors_module.query(stage, factors, 0, slot)
                 masses = quadratic_forms(state.tree.X, Q)
                 product *= masses[order[slot]] / jnp.sum(masses)
-                factors = factors_module.join(stage, factors, state.tree.X[order[slot]], jnp.asarray(slot))
+                factors = factors_module.join(stage, factors, state.tree.X[order[slot]], 0, jnp.asarray(slot))
         return product
 
     products = np.asarray(jax.jit(jax.vmap(probability))(orders))
@@ -194,7 +194,7 @@ def test_one_radius_alone_cancels(monkeypatch):
     keys = jax.random.split(jax.random.key(9), 5)
 
     def worst(length):
-        monkeypatch.setattr(circle, "STAGE_LENGTH", {"float64": length})
+        monkeypatch.setitem(circle.STAGE_LENGTH, "float64", length)
         state = jax.jit(lambda X, W: Contour().prepare(Target.of(Kernel.of(X, W), 45, 45)))(law.X, law.W)
         _, info = sample_with_info(state, keys)
         return float(info.rho.min()), float(jnp.abs(info.mass_error).max())

@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array, lax
 
 from numpyro_ndpp.linalg import matmul
+from numpyro_ndpp.platforms import platform
 from numpyro_ndpp.samplers.packing import pack
 from numpyro_ndpp.size_law import log_scales_of_mean_size
 
@@ -36,8 +37,8 @@ class Stage(NamedTuple):
     units: Array  # (d,) of the features, in which R_j has a diagonal of about one
     weights: Array  # (2, J) the determinants, divided by the largest
     symmetric: Array  # (2J, p) the packed symmetric parts of Re R_j and of Im R_j
-    left: Array  # (2, d, J, d) R_j, so that left · x = R_j x
-    right: Array  # (2, J, d, d) R_jᵀ, so that right · x = x R_j
+    left: Array  # (d, 2, d, J) R_jᵀ, so that x · left = R_j x
+    right: Array  # (d, 2, J, d) R_j, so that x · right = x R_j
     high: Array  # it serves while at most so many items are missing
     low: Array  # and more than so many
 
@@ -51,11 +52,11 @@ def angles_of(num_upper: int, dtype: jnp.dtype) -> Array:
     return (math.pi / num_upper) * (jnp.arange(num_upper, dtype=dtype) + 0.5)
 
 
-def schedule_of(size: int, dtype: jnp.dtype) -> list[tuple[int, int]]:
-    """(high, low) of every stage of a draw of ``size`` items."""
+def schedule_of(size: int, length: float) -> list[tuple[int, int]]:
+    """(high, low) of every stage of a draw of ``size`` items, of a length as in ``STAGE_LENGTH``."""
     stages, high = [], size
     while high > 0:
-        low = max(0, high - math.ceil(STAGE_LENGTH[dtype.name] * math.sqrt(high)))
+        low = max(0, high - math.ceil(length * math.sqrt(high)))
         stages.append((high, low))
         high = low
     return stages
@@ -143,15 +144,15 @@ def build_stage(W: Array, C: Array, log_radius: Array, high: Array, low: Array, 
         R = R / (units[:, None] * units)
         return jnp.stack([jnp.real(R), jnp.imag(R)]), jnp.stack([jnp.real(sign), jnp.imag(sign)]), log_abs
 
-    R, sign, log_abs = lax.map(node, angles)
+    R, sign, log_abs = lax.map(node, angles, batch_size=None if platform().is_cpu else num_upper)
     R = jnp.swapaxes(R, 0, 1)  # (2, J, d, d)
     return Stage(
         log_radius=log_radius,
         units=units,
         weights=sign.T * jnp.exp(log_abs - jnp.max(log_abs)),
         symmetric=pack(0.5 * (R + jnp.swapaxes(R, 2, 3))).reshape(2 * num_upper, -1),
-        left=jnp.swapaxes(R, 1, 2),
-        right=jnp.swapaxes(R, 2, 3),
+        left=jnp.transpose(R, (3, 0, 2, 1)),
+        right=jnp.transpose(R, (2, 0, 1, 3)),
         high=high,
         low=low,
     )
@@ -167,7 +168,7 @@ def mean_within_stage(high: Any, low: Any, mean: Any, variance: Any, numpy: Any 
     return numpy.clip(high - 0.5 * drift, 0.5, high - 0.25)
 
 
-def stage_log_radius(log_e: Array, size: int, high: Array, low: Array) -> Array:
+def stage_log_radius(log_e: Array, size: Array | int, high: Array, low: Array) -> Array:
     r"""The radius of the stage low < m ≤ high of draws of ``size`` items, which have i = size - high of them then.
 
     :param log_e: the logarithms of the coefficients e_0 .. e_d (d+1,), which are right about ``size``.

@@ -104,61 +104,74 @@ class ContourState:
         return jnp.exp(self.stages.log_radius)
 
 
-class _Draw(NamedTuple):
+class Draw(NamedTuple):
     """A draw on its way: its items (w,), the pinned ones first, and how it went."""
 
     items: Array
     found: Array
     info: ContourInfo
 
+    @classmethod
+    def empty(cls, n: int, width: int, dtype: jnp.dtype, pinned: Array) -> "Draw":
+        """A draw that has nothing but its pinned items (j,), and room for ``width`` others."""
+        items = jnp.append(pinned.astype(jnp.int32), jnp.full(width, n, jnp.int32))
+        return cls(items, jnp.asarray(True), ContourInfo(jnp.ones(len(items), dtype), jnp.zeros(len(items), dtype)))
 
-def _run_stage(tree: Tree, C: Array, stage: Stage, draw: _Draw, uniforms: Array) -> _Draw:
-    """The items of one stage, by numbers (w, decisions). The item drawn while m are missing has the slot w - m."""
-    n, width = tree.num_items, len(draw.items)
-    num_before = width - stage.high
-    factors = enter(tree, stage, width, draw.items, num_before)
 
-    def take(slot: Array, carry: tuple[_Draw, Factors]) -> tuple[_Draw, Factors]:
+class Slots(NamedTuple):
+    """The slots of a draw: ``size`` of the first ``room`` are taken in the end, and those from ``first`` on are drawn.
+
+    Between the pinned items and the first one that is drawn they may be empty. Those before ``begin`` are so in all
+    draws that are made side by side.
+    """
+
+    room: Array | int
+    size: Array | int
+    first: Array | int
+    begin: Array | int
+
+
+def run_stage(tree: Tree, C: Array, stage: Stage, draw: Draw, uniforms: Array, slots: Slots) -> Draw:
+    """The items of one stage, by numbers (w, decisions). The item drawn while m are missing has the slot room - m."""
+    n, room = tree.num_items, slots.room
+    num_before = jnp.maximum(room - stage.high, slots.begin)
+    factors = enter(tree, stage, slots.size, draw.items, slots.begin, num_before)
+
+    def take(slot: Array, carry: tuple[Draw, Factors]) -> tuple[Draw, Factors]:
         draw, factors = carry
-        Q, rho = query(stage, factors, slot)
+        Q, rho = query(stage, factors, slots.begin, slot)
         item, found = descend_symmetric(tree, Q, uniforms[slot], draw.items)
-        item = jnp.where(found, item, n)
-        factors = join(stage, factors, tree.rows(item), slot)
+        is_empty = slot < slots.first
+        item = jnp.where(found & ~is_empty, item, n)
+        factors = join(stage, factors, tree.rows(item), slots.begin, slot)
         info = ContourInfo(
             rho=draw.info.rho.at[slot].set(rho),
-            mass_error=draw.info.mass_error.at[slot].set(jnp.sum(Q * C) - (width - slot)),
+            mass_error=draw.info.mass_error.at[slot].set(jnp.sum(Q * C) - (room - slot)),
         )
         items = draw.items.at[slot].set(item.astype(draw.items.dtype))
         # A sum that is nothing but rounding is no law to draw from.
         found &= rho > factors.weights.size * jnp.finfo(rho.dtype).eps
-        return draw._replace(items=items, found=draw.found & found, info=info), factors
+        return Draw(items, draw.found & (found | is_empty), info), factors
 
-    return lax.fori_loop(num_before, width - stage.low, take, (draw, factors))[0]
+    return lax.fori_loop(num_before, room - stage.low, take, (draw, factors))[0]
 
 
-def _until_found(attempt: Callable[[Array], _Draw], key: Array, start: _Draw) -> _Draw:
+def until_found(attempt: Callable[[Array], Draw], key: Array, start: Draw) -> Draw:
     """A draw that found all its items, made anew where rounding led a descent to a place without mass."""
 
-    def failed(carry: tuple[Array, _Draw]) -> Array:
+    def failed(carry: tuple[Array, Draw]) -> Array:
         number, draw = carry
         return ((number == 0) | ~draw.found) & (number < _MAX_ATTEMPTS)
 
-    def once_more(carry: tuple[Array, _Draw]) -> tuple[Array, _Draw]:
+    def once_more(carry: tuple[Array, Draw]) -> tuple[Array, Draw]:
         return carry[0] + 1, attempt(random.fold_in(key, carry[0]))
 
     return lax.while_loop(failed, once_more, (jnp.asarray(0), start))[1]
 
 
-def _uniforms(tree: Tree, num_items: int, key: Array) -> Array:
+def uniforms_of(tree: Tree, num_items: int, key: Array) -> Array:
     """All the random numbers (w, decisions) of a draw."""
     return random.uniform(key, (num_items, tree.num_decisions), tree.X.dtype)
-
-
-def _empty_draw(n: int, width: int, dtype: jnp.dtype, pinned: Array) -> _Draw:
-    """A draw that has nothing but its pinned items (j,), and room for ``width`` others."""
-    items = jnp.append(pinned.astype(jnp.int32), jnp.full(width, n, jnp.int32))
-    info = ContourInfo(jnp.ones(len(items), dtype), jnp.zeros(len(items), dtype))
-    return _Draw(items, jnp.asarray(True), info)
 
 
 @dataclass(frozen=True)
@@ -198,7 +211,7 @@ class Contour(OneByOne):
         possible = log_normalizer(target) > -jnp.inf
         kernel = target.kernel.whitened()
         tree = build_tree(kernel.X, shards=target.shards)
-        schedule = schedule_of(width, dtype)
+        schedule = schedule_of(width, STAGE_LENGTH[dtype.name])
         num_upper = num_upper_nodes(target.sizes[1], schedule, kernel.max_rank, dtype)
         W, C, stages = kernel.W, tree.gram, None
         if schedule:
@@ -230,27 +243,32 @@ class Contour(OneByOne):
 
     def failure(self, state: ContourState) -> str:
         """Why a draw was not made."""
-        return (
-            "their probability is so small beside those of other sizes that nothing but rounding is left of it in "
-            f"{state.C.dtype}"
-        )
+        return lost_in_rounding(state.C.dtype)
+
+
+def lost_in_rounding(dtype: jnp.dtype) -> str:
+    """Why a draw by circles was not made."""
+    return (
+        f"their probability is so small beside those of other sizes that nothing but rounding is left of it in {dtype}"
+    )
 
 
 def _draw(state: ContourState, key: Array) -> tuple[Array, ContourInfo]:
     """A subset (width,), or -1 throughout where none could be drawn, and how it went."""
-    n, num_rows, num_stages = state.tree.num_items, len(state.pinned), len(state.stages.log_radius)
-    empty = _empty_draw(n, state.width, state.C.dtype, state.pinned)
+    num_rows, num_stages = len(state.pinned), len(state.stages.log_radius)
+    empty = Draw.empty(state.tree.num_items, state.width, state.C.dtype, state.pinned)
+    slots = Slots(room=len(empty.items), size=len(empty.items), first=0, begin=0)
 
-    def attempt(key: Array) -> _Draw:
-        uniforms = _uniforms(state.tree, len(empty.items), key)
+    def attempt(key: Array) -> Draw:
+        uniforms = uniforms_of(state.tree, len(empty.items), key)
 
-        def run(number: Array, draw: _Draw) -> _Draw:
+        def run(number: Array, draw: Draw) -> Draw:
             stage = jax.tree.map(lambda table: table[number], state.stages)
-            return _run_stage(state.tree, state.C, stage, draw, uniforms)
+            return run_stage(state.tree, state.C, stage, draw, uniforms, slots)
 
         return lax.fori_loop(0, num_stages, run, empty)
 
-    draw = _until_found(attempt, key, empty)
+    draw = until_found(attempt, key, empty)
     done = state.possible & draw.found
     info = jax.tree.map(lambda array: jnp.where(done, array[num_rows:], jnp.nan), draw.info)
     return jnp.where(done, jnp.sort(draw.items[num_rows:]), -1), info

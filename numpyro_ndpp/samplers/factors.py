@@ -21,7 +21,8 @@ from numpyro_ndpp.samplers.packing import symmetric_part, unpack
 from numpyro_ndpp.samplers.tree import Tree
 
 # So many items' factors, or fewer, make a page. On a CPU even a few items have two pages, of which the second is read
-# only when it is needed; on an accelerator a loop over pages costs more than it saves.
+# only when it is needed; on an accelerator, which reads many draws' pages at once, a loop over few costs more than it
+# saves.
 _PAGE = 16
 _FEW = 8
 
@@ -47,11 +48,13 @@ def _normalized(weights: Array) -> Array:
 
 def _start(stage: Stage, size: Array | int, slots: int) -> Factors:
     """Nothing conditioned on yet, room for so many items."""
-    _, num_upper, d, _ = stage.right.shape
+    d, _, num_upper, _ = stage.right.shape
     dtype = stage.right.dtype
     num_pages = -(-slots // _PAGE)
-    if num_pages == 1 and slots >= _FEW and platform().is_cpu:
+    if platform().is_cpu and num_pages == 1 and slots >= _FEW:
         num_pages = 2
+    if not platform().is_cpu and num_pages > 1:
+        num_pages = -(-slots // _FEW)
     slots = -(-slots // num_pages)
     return Factors(
         left=jnp.zeros((num_pages, d, 2, slots, num_upper), dtype),
@@ -75,8 +78,10 @@ def _orthogonal_part(x: Array, basis: Array) -> Array:
     return x
 
 
-def _sum_over_pages(factors: Factors, used: Array | int, of_page: Callable[[Array, Array], Any]) -> Any:
-    """The sum of ``of_page(left, right)`` over the pages on which the first ``used`` slots lie."""
+def _sum_over_pages(
+    factors: Factors, first: Array | int, end: Array | int, of_page: Callable[[Array, Array], Any]
+) -> Any:
+    """The sum of ``of_page(left, right)`` over the pages on which the slots from ``first`` up to ``end`` lie."""
     num_pages, slots = factors.left.shape[0], factors.left.shape[3]
     if num_pages == 1:
         return of_page(factors.left[0], factors.right[0])
@@ -86,11 +91,11 @@ def _sum_over_pages(factors: Factors, used: Array | int, of_page: Callable[[Arra
 
     shapes = jax.eval_shape(of_page, factors.left[0], factors.right[0])
     zeros = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
-    return lax.fori_loop(0, (used + slots - 1) // slots, add, zeros)
+    return lax.fori_loop(first // slots, (end + slots - 1) // slots, add, zeros)
 
 
-def query(stage: Stage, factors: Factors, used: Array | int) -> tuple[Array, Array]:
-    """The query (d, d) for the next item, symmetric, where ``used`` slots are taken, and ρ."""
+def query(stage: Stage, factors: Factors, first: Array | int, end: Array | int) -> tuple[Array, Array]:
+    """The query (d, d) for the next item, symmetric, where slots from ``first`` up to ``end`` are taken, and ρ."""
     d = stage.right.shape[-1]
     total = jnp.sum(factors.weights[0])
     magnitude = jnp.sum(jnp.sqrt(jnp.sum(factors.weights**2, axis=0)))
@@ -103,20 +108,21 @@ def query(stage: Stage, factors: Factors, used: Array | int) -> tuple[Array, Arr
         real, imag = multiply((left[:, 0], left[:, 1]), weights)
         return matmul(jnp.stack([real, -imag], axis=1).reshape(d, -1), right.reshape(-1, d))
 
-    Q = base - symmetric_part(_sum_over_pages(factors, used, of_page))
+    Q = base - symmetric_part(_sum_over_pages(factors, first, end, of_page))
     return Q * (stage.units[:, None] * stage.units), total / magnitude
 
 
-def _condition(factors: Factors, left: Complex, right: Complex, x: Array, slot: Array) -> Factors:
+def _condition(factors: Factors, left: Complex, right: Complex, x: Array, first: Array | int, slot: Array) -> Factors:
     """The factors given one more item, with x (d,) its part of the basis, R_j x left (d, J) and x R_j right (J, d)."""
     slots = factors.left.shape[3]
 
     def of_page(L: Array, R: Array) -> tuple[Complex, Complex]:
-        to_x = matmul(R, x)  # (2, s, J)
-        from_x = jnp.einsum("dcsj,d->csj", L, x, precision="highest")
-        if not platform().is_cpu:  # which sums while it reads
+        if not platform().is_cpu:  # which sums while it reads, and would copy the page for a product
+            to_x, from_x = jnp.sum(R * x, axis=-1), jnp.sum(L * x[:, None, None, None], axis=0)
             by_left, by_right = multiply((L[:, 0], L[:, 1]), to_x), multiply(R, from_x[..., None])
             return (by_left[0].sum(1), by_left[1].sum(1)), (by_right[0].sum(0), by_right[1].sum(0))
+        to_x = matmul(R, x)  # (2, s, J)
+        from_x = jnp.einsum("dcsj,d->csj", L, x, precision="highest")
 
         def add(place: Array, total: tuple[Complex, Complex]) -> tuple[Complex, Complex]:
             by_left = multiply((L[:, 0, place], L[:, 1, place]), to_x[:, place])
@@ -126,34 +132,47 @@ def _condition(factors: Factors, left: Complex, right: Complex, x: Array, slot: 
         zeros = jax.tree.map(jnp.zeros_like, ((left[0], left[1]), (right[0], right[1])))
         return lax.fori_loop(0, slots, add, zeros)
 
-    from_left, from_right = _sum_over_pages(factors, slot, of_page)
+    from_left, from_right = _sum_over_pages(factors, first, slot, of_page)
     left = left[0] - from_left[0], left[1] - from_left[1]
     right = right[0] - from_right[0], right[1] - from_right[1]
-    p = matmul(x, left[0]), matmul(x, left[1])
+    p = jnp.sum(x[:, None] * left[0], axis=0), jnp.sum(x[:, None] * left[1], axis=0)
     squared = p[0] ** 2 + p[1] ** 2
     usable = squared > 0
     inverse = jnp.where(usable, 1 / jnp.where(usable, squared, 1.0), 0.0)
     left = multiply(left, (p[0] * inverse, -p[1] * inverse))
-    page, place = slot // slots, slot % slots
-    weights = jnp.stack(multiply(factors.weights, p))
+    page, place, zero = slot // slots, slot % slots, jnp.zeros_like(slot)
+    # an empty slot changes nothing
+    weights = jnp.where(jnp.any(x != 0), jnp.stack(multiply(factors.weights, p)), factors.weights)
     return Factors(
-        left=factors.left.at[page, :, :, place].set(jnp.stack(left, axis=1)),
-        right=factors.right.at[page, :, place].set(jnp.stack(right)),
+        left=lax.dynamic_update_slice(
+            factors.left, jnp.stack(left, axis=1)[None, :, :, None], (page, zero, zero, place, zero)
+        ),
+        right=lax.dynamic_update_slice(factors.right, jnp.stack(right)[None, :, None], (page, zero, place, zero, zero)),
         weights=_normalized(weights),
         basis=factors.basis.at[slot].set(x) if len(factors.basis) else factors.basis,
     )
 
 
-def join(stage: Stage, factors: Factors, x: Array, slot: Array) -> Factors:
-    """The factors given one more item, with features x (d,)."""
+def join(stage: Stage, factors: Factors, x: Array, first: Array | int, slot: Array) -> Factors:
+    """The factors given one more item, with features x (d,), beside those in the slots from ``first`` on."""
     x = _orthogonal_part(x * stage.units, factors.basis)
-    return _condition(factors, matmul(stage.left, x), matmul(stage.right, x), x, slot)
+    return _condition(factors, *_images(stage, x), x, first, slot)
 
 
-def enter(tree: Tree, stage: Stage, size: int, items: Array, num_before: Array) -> Factors:
-    """The factors of a stage given the first of the items (w,); there is room for all."""
+def _images(stage: Stage, x: Array) -> tuple[Array, Array]:
+    """R_j x (..., 2, d, J) and x R_j (..., 2, J, d) of features x (..., d)."""
+    d = x.shape[-1]
+    # The features come first: of many draws each then has its own images in one piece.
+    left, right = (matmul(x, side.reshape(d, -1)) for side in (stage.left, stage.right))
+    return left.reshape(*x.shape[:-1], *stage.left.shape[1:]), right.reshape(*x.shape[:-1], *stage.right.shape[1:])
+
+
+def enter(tree: Tree, stage: Stage, size: Array | int, items: Array, first: Array | int, num_before: Array) -> Factors:
+    """The factors of a stage of draws of ``size`` items, given the first of the items (w,); there is room for all.
+
+    :param first: the slots before this one are empty.
+    """
     factors = _start(stage, size, len(items))
-    d, num_upper = stage.right.shape[-1], stage.weights.shape[1]
     is_before = jnp.arange(len(items)) < num_before
     rows = jnp.where(is_before[:, None], tree.rows(items) * stage.units, 0.0)
 
@@ -162,13 +181,12 @@ def enter(tree: Tree, stage: Stage, size: int, items: Array, num_before: Array) 
         return rows.at[slot].set(_orthogonal_part(rows[slot], before))
 
     def given_those_before() -> Factors:
-        units = lax.fori_loop(0, num_before, orthogonalize, rows) if rows.dtype == jnp.float32 else rows
-        lefts = matmul(units, stage.left.reshape(-1, d).T).reshape(-1, 2, d, num_upper)
-        rights = matmul(units, stage.right.reshape(-1, d).T).reshape(-1, 2, num_upper, d)
+        units = lax.fori_loop(first, num_before, orthogonalize, rows) if rows.dtype == jnp.float32 else rows
+        lefts, rights = _images(stage, units)
 
         def again(slot: Array, factors: Factors) -> Factors:
-            return _condition(factors, lefts[slot], rights[slot], units[slot], slot)
+            return _condition(factors, lefts[slot], rights[slot], units[slot], first, slot)
 
-        return lax.fori_loop(0, num_before, again, factors)
+        return lax.fori_loop(first, num_before, again, factors)
 
-    return lax.cond(num_before > 0, given_those_before, lambda: factors)
+    return lax.cond(num_before > first, given_those_before, lambda: factors)
