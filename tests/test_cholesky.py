@@ -32,12 +32,13 @@ def test_draws_follow_the_law(name):
 
 
 # Near-skew kernels are drawn at an even size: at an odd one hardly a sweep in a thousand has it.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "k"),
     [
         ("skew pairs and V", 3),
-        *(pytest.param(name, 3, marks=pytest.mark.slow) for name in ("ordinary", "scaled 1e-6", "scaled 1e6")),
-        pytest.param("near skew", 2, marks=pytest.mark.slow),
+        *((name, 3) for name in ("ordinary", "scaled 1e-6", "scaled 1e6")),
+        ("near skew", 2),
     ],
 )
 def test_draws_of_one_size_follow_the_law(name, k):

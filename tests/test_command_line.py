@@ -61,6 +61,7 @@ def test_recommendations(folder):
     assert [p for _, p in found] == pytest.approx([p for _, p in expected], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_baskets_are_drawn_into_a_file_that_can_be_read(folder, capsys):
     given = ("--given", "bread", "--size", 3)
     assert command_line.main(["sample", str(folder / "kernel.npz"), "-n", "20", *map(str, given)]) == 0

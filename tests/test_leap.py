@@ -75,7 +75,8 @@ def random_law(n, d, expected_size, dtype):
     return law.with_expected_size(expected_size)
 
 
-@pytest.mark.parametrize("expected_size", [36.0, pytest.param(6.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("expected_size", [36.0, 6.0])
 def test_sizes_in_float32(expected_size):
     """Near the rank too, where the sum over a circle was off by 0.06."""
     law = random_law(500, 40, expected_size, np.float32)

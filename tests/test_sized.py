@@ -96,6 +96,7 @@ def test_marginals_equal_enumeration(batch):
         np.testing.assert_allclose(values[:, number], expected, atol=1e-8, err_msg=name)
 
 
+@pytest.mark.slow
 def test_conditioned_it_follows_bayes_rule():
     names = ["ordinary", "near skew", "symmetric", "d1 < d2"]
     given = SizedNDPP.from_factors(*stacked(names), LOGITS, min_size=1, max_size=6).condition([0, 7], exclude=[3])
@@ -127,6 +128,7 @@ def test_it_is_the_kndpp_of_a_size_that_is_certain():
         np.testing.assert_allclose(sized.inclusion_probs(), kndpp.inclusion_probs(), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_sizes_without_a_subset_leave_their_probability_to_the_others():
     V, B, skew = PARTS["skew pairs"]
     law = SizedNDPP(V, B, skew, LOGITS)

@@ -166,8 +166,8 @@ def _draw(state: BandState, room: int, top: Array, largest: Array, size: Array, 
         uniforms = uniforms_of(state.tree, len(empty.items), key)
 
         def run(number: Array, draw: Draw) -> Draw:
-            log_radius, high, low = state.log_radii[number], highs[number], lows[number]
-            stage = build_stage(state.W, state.C, log_radius, high, low, num_upper)
+            high = jnp.minimum(highs[number], largest)
+            stage = build_stage(state.W, state.C, state.log_radii[number], high, lows[number], num_upper)
             return run_stage(state.tree, state.C, stage, draw, uniforms, slots)
 
         return lax.fori_loop(first, end, run, empty)

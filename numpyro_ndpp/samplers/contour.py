@@ -134,7 +134,7 @@ class Slots(NamedTuple):
 def run_stage(tree: Tree, C: Array, stage: Stage, draw: Draw, uniforms: Array, slots: Slots) -> Draw:
     """The items of one stage, by numbers (w, decisions). The item drawn while m are missing has the slot room - m."""
     n, room = tree.num_items, slots.room
-    num_before = jnp.maximum(room - stage.high, slots.begin)
+    num_before = room - stage.high
     factors = enter(tree, stage, slots.size, draw.items, slots.begin, num_before)
 
     def take(slot: Array, carry: tuple[Draw, Factors]) -> tuple[Draw, Factors]:

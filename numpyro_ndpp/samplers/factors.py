@@ -135,19 +135,17 @@ def _condition(factors: Factors, left: Complex, right: Complex, x: Array, first:
     from_left, from_right = _sum_over_pages(factors, first, slot, of_page)
     left = left[0] - from_left[0], left[1] - from_left[1]
     right = right[0] - from_right[0], right[1] - from_right[1]
-    p = jnp.sum(x[:, None] * left[0], axis=0), jnp.sum(x[:, None] * left[1], axis=0)
+    p = matmul(x, left[0]), matmul(x, left[1])
     squared = p[0] ** 2 + p[1] ** 2
     usable = squared > 0
-    inverse = jnp.where(usable, 1 / jnp.where(usable, squared, 1.0), 0.0)
+    inverse = usable / jnp.where(usable, squared, 1.0)
     left = multiply(left, (p[0] * inverse, -p[1] * inverse))
-    page, place, zero = slot // slots, slot % slots, jnp.zeros_like(slot)
+    page, place = slot // slots, slot % slots
     # an empty slot changes nothing
     weights = jnp.where(jnp.any(x != 0), jnp.stack(multiply(factors.weights, p)), factors.weights)
     return Factors(
-        left=lax.dynamic_update_slice(
-            factors.left, jnp.stack(left, axis=1)[None, :, :, None], (page, zero, zero, place, zero)
-        ),
-        right=lax.dynamic_update_slice(factors.right, jnp.stack(right)[None, :, None], (page, zero, place, zero, zero)),
+        left=factors.left.at[page, :, :, place].set(jnp.stack(left, axis=1)),
+        right=factors.right.at[page, :, place].set(jnp.stack(right)),
         weights=_normalized(weights),
         basis=factors.basis.at[slot].set(x) if len(factors.basis) else factors.basis,
     )
