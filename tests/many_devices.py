@@ -29,17 +29,21 @@ from numpyro_ndpp import (
     Contour,
     Exact,
     Rejection,
+    SizedNDPP,
     SubsetGibbs,
     UpDown,
     learning,
+    platforms,
     run_chains,
     to_multihot,
 )
 from numpyro_ndpp.devices import shard_rows
 from numpyro_ndpp.learner import Learner, training_data
 from numpyro_ndpp.learning import fit
+from numpyro_ndpp.samplers import exact
 
 ROWS = 64
+LOGITS = np.log([0.1, 0.3, 0.3, 0.2, 0.1])  # of the sizes 0 to 4
 DEVICES = Mesh(np.array(jax.devices()), ("items",))
 
 
@@ -72,14 +76,26 @@ def values_of(X, W, subsets, places):
     law, fixed = NDPP.from_factors(X, W), KNDPP.from_factors(X, W, 4)
     limited = NDPP.from_factors(X, W, min_size=1, max_size=5)
     given = law.condition(include=places[:2], exclude=places[2:3])
+    sized = SizedNDPP.from_factors(X, W, LOGITS)
     pair = subsets[:, :2]
 
-    def total(X, W):
-        log_probs = NDPP.from_factors(X, W, validate_args=False).log_prob(subsets)
+    def total(X, W, *logits):
+        kind = SizedNDPP if logits else NDPP
+        log_probs = kind.from_factors(X, W, *logits, validate_args=False).log_prob(subsets)
         return jnp.sum(jnp.where(log_probs > -jnp.inf, log_probs, 0.0))
 
-    values = {f"gradient in {'XW'[i]}": slope for i, slope in enumerate(jax.jit(jax.grad(total, (0, 1)))(X, W))}
-    for name, one in (("", law), ("k ", fixed), ("limited ", limited), ("given ", given)):
+    slope = jax.jit(jax.grad(total, (0, 1)))
+    values = {f"gradient in {'XW'[i]}": part for i, part in enumerate(slope(X, W))}
+    values |= {f"sized gradient in {'XW'[i]}": part for i, part in enumerate(slope(X, W, LOGITS))}
+    given_sized = sized.condition(include=places[:1], exclude=places[2:3])
+    for name, one in (
+        ("", law),
+        ("k ", fixed),
+        ("limited ", limited),
+        ("given ", given),
+        ("sized ", sized),
+        ("sized given ", given_sized),
+    ):
         values |= {
             name + "log_prob": one.log_prob(subsets),
             name + "log_normalizer": one.log_normalizer,
@@ -89,7 +105,9 @@ def values_of(X, W, subsets, places):
     values |= {
         "marginal_log_prob": law.marginal_log_prob(pair),
         "k marginal_log_prob": fixed.marginal_log_prob(pair),
+        "sized marginal_log_prob": sized.marginal_log_prob(pair),
         "next_item_log_prob": law.next_item_log_prob(pair),
+        "sized next_item_log_prob": sized.next_item_log_prob(pair),
         "greedy": law.greedy(4),
         "greedy with exchanges": law.greedy(4, num_exchanges=2),
         "greedy given": given.greedy(),
@@ -135,6 +153,12 @@ def laws(X, W, places, kind):
             "Exact": NDPP.from_factors(X, W, sampler=Exact()),
             "Exact, limited": NDPP.from_factors(X, W, min_size=2, max_size=4, sampler=Exact()),
             "Exact, given": NDPP.from_factors(X, W, sampler=Exact()).condition(places[1:2], places[2:3]),
+            "Exact, sized": SizedNDPP.from_factors(X, W, LOGITS, sampler=Exact()),
+        }
+    if kind == "bands":
+        return {
+            "Exact": NDPP.from_factors(X, W, sampler=Exact()),
+            "Exact, sized, given": SizedNDPP.from_factors(X, W, LOGITS, sampler=Exact()).condition(places[1:2]),
         }
     if kind == "fixed":
         return {
@@ -150,9 +174,25 @@ def laws(X, W, places, kind):
     return {
         "UpDown": NDPP.from_factors(X, W),
         "UpDown, fixed": KNDPP.from_factors(X, W, 4),
+        "UpDown, sized": SizedNDPP.from_factors(X, W, LOGITS),
         "UpDown, published": KNDPP.from_factors(X, W, 4, sampler=UpDown(10, up="rejection", init="uniform")),
         "UpDown, given": NDPP.from_factors(X, W).condition(places[1:2], places[2:3]),
     }
+
+
+@contextlib.contextmanager
+def bands_of_sizes():
+    """``Exact`` draws sizes that vary as on an accelerator."""
+    platform, exact.platform = exact.platform, lambda: platforms._ACCELERATOR
+    try:
+        yield
+    finally:
+        exact.platform = platform
+
+
+def check_bands(name):
+    with bands_of_sizes():
+        check_draws(name, "bands")
 
 
 def check_draws(name, kind):
@@ -375,13 +415,28 @@ def check_no_array_of_items_is_gathered():
         drawn = (fixed if one == Contour() else law).with_sampler(one)
         programs[f"prepare by {one}"] = lambda law: law.prepared_state(), drawn
         programs[f"sample by {one}"] = lambda law, key: law.sample(key, (2,)), drawn.prepare(), key
+    sized = SizedNDPP.from_factors(law.X, law.W, np.zeros(3))
+    programs["sized log_prob"] = lambda law: law.log_prob(items), sized
+    programs["sized gradient"] = jax.grad(lambda law: law.log_prob(items).sum()), sized
+    programs["sized inclusion_probs"] = lambda law: law.inclusion_probs(), sized
     for name, program in programs.items():
         assert_small(name, collectives(*program), 64)
+    with bands_of_sizes():
+        drawn = law.with_sampler(Exact())
+        assert_small("prepare bands", collectives(lambda law: law.prepared_state(), drawn), 64)
+        assert_small("sample by bands", collectives(lambda law, key: law.sample(key, (2,)), drawn.prepare(), key), 64)
 
 
-def check_collectives_do_not_grow():
+def check_collectives_do_not_grow_by_bands():
+    with bands_of_sizes():
+        check_collectives_do_not_grow([(None, Exact())])
+
+
+def check_collectives_do_not_grow(
+    samplers=((3, UpDown()), (None, UpDown()), (None, Exact()), (3, Contour()), (None, Rejection())),
+):
     key = jax.device_put(random.key(0), NamedSharding(DEVICES, PartitionSpec()))
-    for k, sampler in ((3, UpDown()), (None, UpDown()), (None, Exact()), (3, Contour()), (None, Rejection())):
+    for k, sampler in samplers:
         small, big = (
             collectives(lambda law, key: law.sample(key), large(n, k, sampler).prepare(), key)
             for n in (10_000, 1_000_000)

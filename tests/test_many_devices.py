@@ -37,6 +37,11 @@ def test_draws_are_those_of_one_device(kind):
 
 
 @pytest.mark.slow
+def test_draws_by_bands_of_sizes_are_those_of_one_device():
+    run("bands:ordinary", "bands:near skew", "collectives_do_not_grow_by_bands")
+
+
+@pytest.mark.slow
 def test_chains_and_latent_subsets_are_those_of_one_device():
     run(*(f"{what}:{name}" for name in ("ordinary", "skew pairs and V") for what in ("chains", "gibbs")))
 
