@@ -99,7 +99,7 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
-$(VENV)/.installed-%: $(VENV)/.installed
+$(VENV)/.installed-%: $(VENV)/.created pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[$*]'
 	touch $@
 
