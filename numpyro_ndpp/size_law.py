@@ -169,7 +169,7 @@ def log_esps_given(
 
 def log_esps_near(W: Array, C: Array, pinned: Pinned, size: int) -> Array:
     """log Σ det L_{J∪T} over the T of s other items, s = 0 .. d (d+1,), accurate where s is about ``size``. O(d³)."""
-    return _log_esps_given(W, C, *pinned, size, size) if len(pinned.rows) else log_esps(W, C)
+    return _log_esps_given(W, C, *pinned, size, size)
 
 
 def _every_log_esp_given(W: Array, C: Array, pinned: Pinned, low: Array, high: Array) -> Array:

@@ -133,6 +133,7 @@ def test_a_draw_is_a_function_of_its_key(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mean", [6.0, 36.0])
 def test_sizes_and_items_in_float32(mean):
     """Near the rank too."""

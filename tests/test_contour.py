@@ -187,6 +187,16 @@ def test_schedule_and_radii(dtype):
     assert (jnp.diff(state.radii) < 0).all()  # the more items are fixed, the fewer may come by chance
 
 
+def test_radii_in_float32_are_those_in_float64(monkeypatch):
+    """Of sizes near the rank too, whose weights are far below those of others, where cond(C) = 10⁶."""
+    monkeypatch.setitem(circle.STAGE_LENGTH, "float64", circle.STAGE_LENGTH["float32"])
+    radii = []
+    for dtype in (np.float32, np.float64):
+        law = KNDPP(*random_kernel(100, 40, dtype, 1e6), k=37)
+        radii.append(jax.jit(Contour().prepare)(law.target).radii)
+    np.testing.assert_allclose(*np.log(radii), atol=0.02)
+
+
 @pytest.mark.slow
 def test_one_radius_alone_cancels(monkeypatch):
     """Without smaller circles the sum loses most of its digits: the reason for stages."""

@@ -55,7 +55,7 @@ from numpyro_ndpp.samplers.circle import (
 from numpyro_ndpp.samplers.factors import Factors, enter, join, query
 from numpyro_ndpp.samplers.tree import Tree, build_tree, descend_symmetric
 from numpyro_ndpp.size_law import log_esps_near
-from numpyro_ndpp.target import Pinned, Target
+from numpyro_ndpp.target import Target
 
 # Rounding may lead a descent to where there is no mass; then the draw is made again.
 _MAX_ATTEMPTS = 20
@@ -216,7 +216,7 @@ class Contour(OneByOne):
         W, C, stages = kernel.W, tree.gram, None
         if schedule:
             highs, lows = jnp.asarray(schedule, jnp.int32).T
-            log_e = log_esps_near(W, C, Pinned(tree.rows(target.items), target.items < tree.num_items), width)
+            log_e = log_esps_near(target.kernel.W, target.kernel.C, target.pinned, width)
 
             def build(limits: tuple[Array, Array]) -> Stage:
                 return build_stage(W, C, stage_log_radius(log_e, width, *limits), *limits, num_upper)
