@@ -102,7 +102,7 @@ def lines(function, *arguments):
         (UpDown(), None, 2900, 3000),
         (UpDown(), 10, 2100, 2000),
         (Exact(), None, 700, 2000),
-        (Contour(), 10, 2800, 2600),
+        (Contour(), 10, 2800, 2400),
     ],
 )
 def test_programs_are_short(sampler, k, of_preparation, of_draws):

@@ -37,8 +37,7 @@ class Stage(NamedTuple):
     units: Array  # (d,) of the features, in which R_j has a diagonal of about one
     weights: Array  # (2, J) the determinants, divided by the largest
     symmetric: Array  # (2J, p) the packed symmetric parts of Re R_j and of Im R_j
-    left: Array  # (d, 2, d, J) R_jᵀ, so that x · left = R_j x
-    right: Array  # (d, 2, J, d) R_j, so that x · right = x R_j
+    sides: Array  # (d, 2, 2, J, d) real and imaginary part of R_jᵀ and of R_j: x · sides is R_j x and x R_j
     high: Array  # it serves while at most so many items are missing
     low: Array  # and more than so many
 
@@ -151,8 +150,7 @@ def build_stage(W: Array, C: Array, log_radius: Array, high: Array, low: Array, 
         units=units,
         weights=sign.T * jnp.exp(log_abs - jnp.max(log_abs)),
         symmetric=pack(0.5 * (R + jnp.swapaxes(R, 2, 3))).reshape(2 * num_upper, -1),
-        left=jnp.transpose(R, (3, 0, 2, 1)),
-        right=jnp.transpose(R, (2, 0, 1, 3)),
+        sides=jnp.stack([jnp.transpose(R, (3, 0, 1, 2)), jnp.transpose(R, (2, 0, 1, 3))], axis=2),
         high=high,
         low=low,
     )
