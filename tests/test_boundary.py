@@ -159,7 +159,7 @@ def test_nothing_of_an_impossible_size():
         law.sample(jax.random.key(0))
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 def test_nothing_of_an_odd_size_beside_an_item(dtype):
     """What is left of this kernel beside its item is skew; the determinants whose sum is zero are rounded by more."""
     V, B = column(1.25, -1.75, 0.5, 1), matrix([1, 1], [0, 0], [-1.5, -1.75], [0.5, 1.25])

@@ -30,7 +30,7 @@ def draw_masks(law, key, num_draws=NUM_DRAWS):
 
 @pytest.mark.parametrize(
     "sampler",
-    [pytest.param(s, marks=pytest.mark.slow if isinstance(s, Rejection) else []) for s in SAMPLERS],
+    [pytest.param(s, marks=pytest.mark.slow if isinstance(s, (Rejection, UpDown)) else []) for s in SAMPLERS],
     ids=lambda sampler: type(sampler).__name__,
 )
 @pytest.mark.parametrize(
@@ -82,7 +82,11 @@ def test_draws_of_a_padded_batch_follow_the_law(sampler):
         assert chi_square_p_value(conditional("ordinary", items, [], 2, 4), draws[:, column]) > 1e-4
 
 
-@every_sampler
+@pytest.mark.parametrize(
+    "sampler",
+    [pytest.param(s, marks=[] if isinstance(s, Exact) else pytest.mark.slow) for s in SAMPLERS],
+    ids=lambda sampler: type(sampler).__name__,
+)
 def test_impossible_items_give_no_subset_under_jit(sampler):
     law = factored("zero rows", sampler=sampler).condition([0, 2, 3])
     assert (np.asarray(draw_masks(law, jax.random.key(0))) == -1).all()

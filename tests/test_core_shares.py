@@ -34,7 +34,7 @@ LAWS = {
     "walk, chains alone": many_features,
     "walk, chains alone, published operator": lambda: many_features(init="uniform", up="rejection"),
 }
-QUICK = ("leaps", "walk")
+QUICK = ("leaps",)
 
 
 def of_program(law, key, num_draws):

@@ -36,7 +36,7 @@ def enumerated(V, B, D, low, high):
     [
         ((0, N), NDPP(*parts())),
         pytest.param((1, N), NDPP(*parts(), min_size=1), marks=pytest.mark.slow),
-        ((1, 4), NDPP(*parts(), min_size=1, max_size=4)),
+        pytest.param((1, 4), NDPP(*parts(), min_size=1, max_size=4), marks=pytest.mark.slow),
         pytest.param((3, 3), KNDPP(*parts(), k=3), marks=pytest.mark.slow),
     ],
     ids=["any size", "not empty", "limited", "fixed"],

@@ -120,12 +120,9 @@ def test_prior_predictive_with_every_sampler(sampler, parallel):
     assert_frequencies_are_exact(draws)
 
 
-@pytest.mark.parametrize("parallel", [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize(
-    "sampler",
-    [pytest.param(s, marks=[] if isinstance(s, Exact) else pytest.mark.slow) for s in SAMPLERS],
-    ids=lambda s: type(s).__name__,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: type(s).__name__)
 def test_posterior_predictive_with_every_sampler(sampler, parallel):
     rng = np.random.default_rng(0)
     kernels = {"V": 0.7 * rng.normal(size=(400, 6, 3)), "B": 0.3 * rng.normal(size=(400, 6, 2))}

@@ -194,6 +194,7 @@ def test_what_is_no_number_is_no_score(kind):
         assert np.isnan(estimate).all()
 
 
+@pytest.mark.slow
 def test_pinned_items_are_not_beaten():
     own = jnp.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.1, 1.0])
     law = NDPP(jnp.diag(own), jnp.zeros((7, 0)), jnp.zeros((0, 0)))

@@ -205,6 +205,7 @@ def test_nested_plates_and_the_acceptance_rate(ways):
     assert after.accept_prob.min() == 0.75
 
 
+@pytest.mark.slow
 def test_bad_start():
     block = SubsetGibbs(lambda: model("one kernel"), "S")
     with pytest.raises(ValueError, match=r"site 'S' must start at a value of shape \(3, 2\), got \(2,\)"):

@@ -56,7 +56,9 @@ def test_one_key_one_draw(name):
     assert (law.log_prob(draws) > -jnp.inf).all()
 
 
-@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ("UpDown", "Exact") else pytest.mark.slow) for name in LAWS]
+)
 def test_other_keys_kernels_and_numbers_of_draws_compile_nothing(name):
     """Up to the next power of two. A law of another kernel has to be prepared, by the program that is there."""
     first, second = (LAWS[name](*factors(kernel)) for kernel in ("ordinary", "zero rows"))

@@ -21,7 +21,7 @@ def numbers_of(shape, seed=0):
 
 
 @pytest.mark.parametrize("take", [take_rows, take_rows_once])
-@pytest.mark.parametrize("shape", [(1,), (2, 3, 4)])
+@pytest.mark.parametrize("shape", [(1,), pytest.param((2, 3, 4), marks=pytest.mark.slow)])
 def test_values_and_derivatives_are_those_of_indexing(take, shape):
     X, numbers = random.normal(random.key(1), (N, D)), numbers_of(shape)
     weights = random.normal(random.key(2), (*shape, D))

@@ -54,7 +54,7 @@ MEMBERS = {
     "next_item_log_prob of the first": lambda *parts: NDPP(*parts).next_item_log_prob(np.array([4])),
     "next_item_log_prob of the third": lambda *parts: NDPP(*parts).next_item_log_prob(np.array([1, 3])),
 }
-QUICK = ("size_log_prob", "marginal_log_prob")
+QUICK = ("size_log_prob",)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,8 @@ def test_second_derivatives_on_the_boundary(member):
         np.testing.assert_allclose(hessian[kernel, entry], differences[kernel, entry], atol=1e-6 * scale)
 
 
-@pytest.mark.parametrize(
-    "member",
-    [pytest.param(m, marks=[] if m == "size_log_prob given an item" else pytest.mark.slow) for m in MEMBERS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("member", MEMBERS)
 def test_gradients_of_integer_kernels_are_numbers(member):
     """Backwards too, where a zero that is masked meets what is no number. Half of the kernels have no skew part."""
 

@@ -118,6 +118,7 @@ def test_it_is_the_ndpp_of_that_distribution_of_the_size():
     np.testing.assert_allclose(sized.inclusion_probs(), ndpp.inclusion_probs(), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_it_is_the_kndpp_of_a_size_that_is_certain():
     V, B, skew = PARTS["ordinary"]
     kndpp = KNDPP(V, B, skew, 3)
@@ -170,7 +171,8 @@ def _exactly(V, B, D, logits):
     return sum((prob([S]).log() for S in BASKETS), arb(0)) + prob([S for S in SUBSETS if 2 in S]) + both
 
 
-@pytest.mark.parametrize("name", ["ordinary", pytest.param("near skew", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ordinary", "near skew"])
 def test_gradients_equal_exact_differences(name):
     """Differences of a value in float64 are too rough: a near-skew kernel's has an error of 5e-12."""
     arguments = *(np.asarray(part) for part in PARTS[name]), LOGITS
@@ -224,7 +226,9 @@ def test_few_circles_serve_all_sizes(dtype, tolerance):
     np.testing.assert_allclose(by_few[:, 1::2], by_one, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-8), (np.float32, 1e-3)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [pytest.param(np.float64, 1e-8, marks=pytest.mark.slow), (np.float32, 1e-3)]
+)
 def test_bounds_serve_where_they_say_so(dtype, tolerance):
     """Without eigenvalues: as accurate, or not called accurate, as where a size is impossible."""
     most, names = 4, [name for name in NAMES if "cond" not in name]
@@ -250,7 +254,8 @@ def test_bounds_serve_where_they_say_so(dtype, tolerance):
     assert not good[[names.index(name) for name in ("skew", "near skew", "skew pairs")]].any()
 
 
-@pytest.mark.parametrize("name", ["ordinary", pytest.param("near skew", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ordinary", "near skew"])
 def test_an_accelerator_has_the_same_weights(name, monkeypatch):
     """By bounds where they serve, by eigenvalues where they do not: values and gradients are those of a CPU."""
     X, W = factors(name)
@@ -263,6 +268,7 @@ def test_an_accelerator_has_the_same_weights(name, monkeypatch):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_every_size_has_its_nodes():
     """Pairs of eigenvalues far from each other: each circle serves few sizes, and there are many circles."""
     d, rng = 64, np.random.default_rng(0)

@@ -15,7 +15,7 @@ _SECONDS = 300
 
 
 @pytest.mark.parametrize(
-    "what", ["gradient", "likelihood", *(pytest.param(slow, marks=pytest.mark.slow) for slow in ("nuts", "gibbs"))]
+    "what", ["gradient", *(pytest.param(slow, marks=pytest.mark.slow) for slow in ("likelihood", "nuts", "gibbs"))]
 )
 def test_nothing_stands_still(what):
     environment = {name: value for name, value in os.environ.items() if name not in ("NPROC", "XLA_FLAGS")}

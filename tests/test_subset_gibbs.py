@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 import pytest
 from jax import random
 from jax.extend.core import jaxprs_in_params
-from kernels import PARTS, SKEW, N, all_subsets, enumerated_minors, table
+from kernels import KERNELS, PARTS, SKEW, N, all_subsets, enumerated_minors
 from numpyro.infer import MCMC, NUTS, Gibbs, HMCGibbs
 
 from numpyro_ndpp import KNDPP, NDPP, Cholesky, Contour, SubsetGibbs, UpDown, pad_subsets, to_multihot
@@ -31,7 +31,14 @@ def moves(walk, keys, starts, dropped, added):
     return jax.vmap(partial(move, walk), in_axes=(0, 0, None, None))(keys, starts, dropped, added)
 
 
-@pytest.mark.parametrize("name", table("cond(C) 1e6"))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name == "ordinary" else pytest.mark.slow)
+        for name in KERNELS
+        if name != "cond(C) 1e6"
+    ],
+)
 def test_hastings_ratio_of_moves_equals_enumeration(name):
     """C(size, r) Z_s(A) / (C(size', s) Z_r(A)), where A is the smaller of the two subsets."""
     minors = enumerated_minors(name)

@@ -138,9 +138,8 @@ def test_direct_operator_has_the_conditional_law(name, subset, kept, dtype):
     check_pairs(name, subset, kept, 20_000, "direct", dtype)
 
 
-@pytest.mark.parametrize(
-    ("name", "subset", "kept"), [CASES[0], CASES[1], CASES[4], pytest.param(*CASES[7], marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "subset", "kept"), [CASES[0], CASES[1], CASES[4], CASES[7]])
 def test_published_operator_has_the_conditional_law(name, subset, kept):
     check_pairs(name, subset, kept, 20_000, "rejection", np.float64)
 
@@ -195,7 +194,7 @@ def test_eigenvectors_are_selected_by_the_products_of_their_values():
     assert stats.chisquare(observed, expected).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("k", [2, 4])
+@pytest.mark.parametrize("k", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_tree_based_k_dpp_follows_its_law(k):
     law = factored("ordinary")
     X = law.X

@@ -21,9 +21,10 @@ from numpyro_ndpp.samplers.packing import symmetric_part, unpack
 from numpyro_ndpp.samplers.tree import Tree
 
 # So many items' factors, or fewer, make a page. On a CPU even a few items have two pages, of which the second is read
-# only when it is needed. An accelerator, which reads many draws' pages at once, gains by smaller ones, up to eight.
-_PAGE = 16
-_SMALLEST_PAGE, _FEW = 4, 8
+# only when it is needed. An accelerator, which reads many draws' pages at once, gains by smaller ones, and by the
+# smallest unless there are many.
+_PAGE, _SMALL_PAGE, _SMALLEST_PAGE = 16, 8, 4
+_FEW, _MANY = 8, 32
 
 
 class Factors(NamedTuple):
@@ -48,9 +49,8 @@ def _start(stage: Stage, size: Array | int, slots: int) -> Factors:
     """Nothing conditioned on yet, room for so many items."""
     d, dtype = len(stage.sides), stage.sides.dtype
     on_cpu = platform().is_cpu
-    num_pages = -(-slots // (_PAGE if on_cpu else min(max(_SMALLEST_PAGE, slots // _FEW), _FEW)))
-    if on_cpu and num_pages == 1 and slots >= _FEW:
-        num_pages = 2
+    page = _PAGE if on_cpu else _SMALL_PAGE if slots > _MANY else _SMALLEST_PAGE
+    num_pages = max(-(-slots // page), 2 if on_cpu and slots >= _FEW else 1)
     slots = -(-slots // num_pages)
     return Factors(
         sides=jnp.zeros((num_pages, slots, *stage.sides.shape[1:]), dtype),
