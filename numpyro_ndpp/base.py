@@ -24,7 +24,7 @@ from numpyro.distributions.batch_util import vmap_over
 from numpyro.distributions.util import lazy_property, validate_sample
 from numpyro.util import not_jax_tracer
 
-from numpyro_ndpp import probabilities, size_law
+from numpyro_ndpp import probabilities
 from numpyro_ndpp.conditioning import Condition, are_distinct
 from numpyro_ndpp.devices import ambient_shards
 from numpyro_ndpp.drawing import compiled
@@ -35,6 +35,7 @@ from numpyro_ndpp.modes import HasMode
 from numpyro_ndpp.multihot import Multihot
 from numpyro_ndpp.next_items import log_next_probs
 from numpyro_ndpp.normalizer import log_sum_esp
+from numpyro_ndpp.size_scales import log_scale_of_mean_size
 from numpyro_ndpp.subsets import check_items, item_numbers
 from numpyro_ndpp.target import per_kernel, per_subset
 
@@ -291,7 +292,7 @@ class SubsetDistribution(HasMode):
 
         def of_kernel(X: Array, W: Array, size: Array) -> tuple[Array, Array]:
             C, limits = gram(X), (low, high, min(X.shape))
-            log_scale = size_law.log_scale_of_mean_size(W, C, size, *limits)
+            log_scale = log_scale_of_mean_size(W, C, size, *limits)
             mean = jax.grad(lambda u: log_sum_esp(W, jnp.exp(u) * C, *limits))(log_scale)
             return log_scale, lax.stop_gradient(mean)
 

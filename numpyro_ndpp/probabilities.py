@@ -16,7 +16,9 @@ from jax import Array, lax
 from numpyro_ndpp.kernel import Kernel, marginal_matrix, quadratic_forms
 from numpyro_ndpp.linalg import once_known, with_derivatives_of
 from numpyro_ndpp.normalizer import log_sum_esp, log_sum_esp_given
-from numpyro_ndpp.size_law import log_esps, log_esps_given, restrict_sizes
+from numpyro_ndpp.size_law import log_esps
+from numpyro_ndpp.size_law_given import log_esps_given
+from numpyro_ndpp.size_scales import restrict_sizes
 from numpyro_ndpp.target import Target
 
 

@@ -1,6 +1,7 @@
 """How the package hangs together: no import circle, nothing private used across modules, no long file."""
 
 import ast
+import statistics
 from pathlib import Path
 
 import numpyro_ndpp
@@ -69,3 +70,4 @@ def test_no_file_is_long():
     """A file is one idea."""
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in ROOT.rglob("*.py")}
     assert not {name: length for name, length in lengths.items() if length > 350}
+    assert statistics.median(lengths.values()) <= 150

@@ -11,7 +11,7 @@ import pytest
 from flint import arb, ctx, fmpz_mat
 from kernels import KERNELS, TRUE_RANK, enumerated_minors, factors
 
-from numpyro_ndpp import normalizer, size_law
+from numpyro_ndpp import normalizer, size_law, size_scales
 from numpyro_ndpp.kernel import gram
 
 D = 200
@@ -148,7 +148,7 @@ def mean_sizes_at_the_scales(X, W, mean_size):
     C = gram(X)
     M = normalizer.pencil(W, C)
     rough, _ = normalizer.solve_log_scale(M, mean_size, mean_size)
-    scales = size_law.log_scale_of_mean_size(W, C, mean_size, 0, 8, 8), rough
+    scales = size_scales.log_scale_of_mean_size(W, C, mean_size, 0, 8, 8), rough
     return [normalizer.size_moments(M, scale)[0] for scale in scales]
 
 

@@ -28,7 +28,7 @@ from numpyro_ndpp.devices import Shards
 from numpyro_ndpp.probabilities import log_weights_of_sizes
 from numpyro_ndpp.samplers.batching import chunk_size, draw_sizes
 from numpyro_ndpp.samplers.circle import build_stage, num_upper_nodes, schedule_of, stage_log_radius
-from numpyro_ndpp.samplers.contour import Draw, Slots, run_stage, uniforms_of, until_found
+from numpyro_ndpp.samplers.stages import Draw, Slots, run_stage, uniforms_of, until_found
 from numpyro_ndpp.samplers.tree import Tree, build_tree
 from numpyro_ndpp.target import Target
 

@@ -29,7 +29,7 @@ from numpyro_ndpp.minors import log_minor
 from numpyro_ndpp.probabilities import log_weights_of_sizes
 from numpyro_ndpp.samplers.base import OneByOne
 from numpyro_ndpp.samplers.batching import until_accepted
-from numpyro_ndpp.size_law import log_scale_of_each_size
+from numpyro_ndpp.size_scales import log_scale_of_each_size
 from numpyro_ndpp.target import Pinned, Target
 
 # One sweep in 2.5 standard deviations of the size has the right size: so many failures never happen by chance.

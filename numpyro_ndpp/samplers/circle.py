@@ -16,7 +16,7 @@ from jax import Array, lax
 from numpyro_ndpp.linalg import matmul
 from numpyro_ndpp.platforms import platform
 from numpyro_ndpp.samplers.packing import pack
-from numpyro_ndpp.size_law import log_scales_of_mean_size
+from numpyro_ndpp.size_scales import log_scales_of_mean_size
 
 # A stage lasts so many times √m items, where m are missing at its start. Over a stage the radius comes to be off by as
 # many standard deviations of the size, which costs digits, and float32 has none to spare.

@@ -8,8 +8,9 @@ from jax import Array
 from numpyro_ndpp.platforms import platform
 from numpyro_ndpp.samplers.bands import BandState, draw_by_bands, prepare_bands
 from numpyro_ndpp.samplers.base import OneByOne
-from numpyro_ndpp.samplers.contour import Contour, ContourState, lost_in_rounding
+from numpyro_ndpp.samplers.contour import Contour, ContourState
 from numpyro_ndpp.samplers.leap import LeapState, draw_by_leaps, prepare_leap
+from numpyro_ndpp.samplers.stages import lost_in_rounding
 from numpyro_ndpp.target import Target
 
 

@@ -49,7 +49,7 @@ from numpyro_ndpp.samplers.leaves import Leaves
 from numpyro_ndpp.samplers.packing import pack, unpack
 from numpyro_ndpp.samplers.search import ROUNDING_UNITS, Position, Sums, first_position, next_place, sums_of_nodes
 from numpyro_ndpp.samplers.tree import pick
-from numpyro_ndpp.size_law import log_scale_of_each_size
+from numpyro_ndpp.size_scales import log_scale_of_each_size
 from numpyro_ndpp.target import Pinned, Target
 
 # Draws of a size that is not allowed, or led astray by rounding, before a draw is given up.

@@ -44,7 +44,7 @@ from numpyro_ndpp.samplers.proposal import (
     youla_symmetrization,
 )
 from numpyro_ndpp.samplers.tree import Tree, build_tree
-from numpyro_ndpp.size_law import restrict_sizes
+from numpyro_ndpp.size_scales import restrict_sizes
 from numpyro_ndpp.target import Pinned, Target, per_kernel
 
 
