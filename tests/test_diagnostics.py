@@ -373,7 +373,7 @@ def subset_model(y=None):
 def test_runs_of_numpyro_go_through_arviz():
     block = SubsetGibbs(subset_model, "chosen")
     mcmc = MCMC(
-        HMCGibbs(HMC(subset_model, num_steps=3), block.gibbs_fn(2.0), ["chosen"]),
+        HMCGibbs(HMC(subset_model, num_steps=3, trajectory_length=None), block.gibbs_fn(2.0), ["chosen"]),
         num_warmup=20,
         num_samples=30,
         num_chains=2,
