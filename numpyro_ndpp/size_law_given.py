@@ -37,13 +37,8 @@ def log_esps_given(
     if every_size:
         log_e = _every_log_esp_given(W, C, pinned, low - number, high - number)
     else:
-        log_e = _log_esps_given(W, C, *pinned, jnp.asarray(low - number), jnp.asarray(high - number))
+        log_e = log_esps_near(W, C, *pinned, jnp.asarray(low - number), jnp.asarray(high - number))
     return jnp.where((sizes >= low - number) & (sizes <= high - number), log_e, -jnp.inf)
-
-
-def log_esps_near(W: Array, C: Array, pinned: Pinned, size: int) -> Array:
-    """log Σ det L_{J∪T} over the T of s other items, s = 0 .. d (d+1,), accurate where s is about ``size``. O(d³)."""
-    return _log_esps_given(W, C, *pinned, size, size)
 
 
 def _every_log_esp_given(W: Array, C: Array, pinned: Pinned, low: Array, high: Array) -> Array:
@@ -57,7 +52,7 @@ def _every_log_esp_given(W: Array, C: Array, pinned: Pinned, low: Array, high: A
     least = jnp.clip(lacking, low, high)
     most = jnp.clip(rank - 1 - pinned.number, least, high)
     aims = jnp.clip(jnp.append(0, jnp.arange(1, d + step, step)), least, most)
-    by_aim = lax.stop_gradient(lax.map(lambda aim: _log_esps_given(W, C, *pinned, aim, aim), aims))
+    by_aim = lax.stop_gradient(lax.map(lambda aim: log_esps_near(W, C, *pinned, aim, aim), aims))
     nearest = jnp.argmin(jnp.abs(jnp.arange(d + 1)[:, None] - aims), axis=1)
     about = by_aim[nearest, jnp.arange(d + 1)]
     about = jnp.where(about == -jnp.inf, jnp.max(by_aim, axis=0), about)  # zero at one scale may be rounding there
@@ -79,7 +74,8 @@ def _with_minor(log_e: Array, W: Array, pinned: Pinned) -> Array:
 
 
 @jax.custom_jvp
-def _log_esps_given(W: Array, C: Array, rows: Array, present: Array, low: Array, high: Array) -> Array:
+def log_esps_near(W: Array, C: Array, rows: Array, present: Array, low: Array | int, high: Array | int) -> Array:
+    """log Σ det L_{J∪T} over the T of s other items, s = 0 .. d (d+1,), accurate about s = low .. high. O(d³)."""
     poly = pencil(W, C, Pinned(rows, present))
     d, eps, rounding = len(W), jnp.finfo(W.dtype).eps, rounding_of(W)
     # Read off at a scale where the sizes that count are likely: the polynomial is a product of (1 - p) + p t / scale.
@@ -123,10 +119,10 @@ def _missing_ranks(W: Array, pinned: Pinned) -> Array:
     return jnp.sum(singular_values <= rounding_of(W))
 
 
-@_log_esps_given.defjvp
-def _log_esps_given_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+@log_esps_near.defjvp
+def _log_esps_near_jvp(primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
     W, C, rows, present, _, _ = primals
-    value = _log_esps_given(*primals)
+    value = log_esps_near(*primals)
 
     def by_circles(W: Array, C: Array, rows: Array) -> Array:
         pinned = Pinned(rows, present)

@@ -139,7 +139,7 @@ class Contour(OneByOne):
         W, C, stages = kernel.W, tree.gram, None
         if schedule:
             highs, lows = jnp.asarray(schedule, jnp.int32).T
-            log_e = log_esps_near(target.kernel.W, target.kernel.C, target.pinned, width)
+            log_e = log_esps_near(target.kernel.W, target.kernel.C, *target.pinned, width, width)
 
             def build(limits: tuple[Array, Array]) -> Stage:
                 return build_stage(W, C, stage_log_radius(log_e, width, *limits), *limits, num_upper)
