@@ -10,7 +10,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python examples/basket_completion.py
 
 # Most of a test is compilation of what runs once. Here XLA compiles without optimisation (tests/conftest.py).
-# make test-slow QUICK= compiles as users do, and takes more than twice as long.
+# make test-slow QUICK= compiles as users do, and takes more than twice as long; so does make fuzz QUICK=
 QUICK := NUMPYRO_NDPP_TESTS=quick
 
 test: $(VENV)/.installed-test
@@ -56,8 +56,8 @@ test-slow: $(VENV)/.installed-test
 KERNELS ?= 10000
 SEED ?= 0
 fuzz: $(VENV)/.installed-test
-	$(BIN)/python tests/fuzz.py --kernels $(KERNELS) --seed $(SEED)
-	$(BIN)/python tests/fuzz.py --kernels $(KERNELS) --seed $(SEED) --float32
+	$(QUICK) $(BIN)/python tests/fuzz.py --kernels $(KERNELS) --seed $(SEED)
+	$(QUICK) $(BIN)/python tests/fuzz.py --kernels $(KERNELS) --seed $(SEED) --float32
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check .

@@ -1,6 +1,8 @@
 """Random kernels against the enumeration of all subsets: every member of every law, in one compiled program each.
 
-    python tests/fuzz.py [--kernels 10000] [--seed 0] [--float32]
+    NUMPYRO_NDPP_TESTS=quick python tests/fuzz.py [--kernels 10000] [--seed 0] [--float32]
+
+Most of the time is compilation: "quick" leaves XLA's optimisation out, which takes a third of the time.
 
 Kernels are of small integers, whose minors vanish exactly, of quarters, and of real numbers. The minors of the first
 two are enumerated without rounding, so that what is zero is known. Every failure is printed as a line of code.
@@ -17,6 +19,7 @@ import warnings
 from dataclasses import dataclass
 from functools import cache, partial
 
+import conftest  # noqa: F401 - 64 bits, and how XLA compiles
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -279,7 +282,6 @@ def failures(V, B, D, dtype="float64", laws=tuple(LAWS), givens=tuple(GIVEN), sa
 
 def check_law(law, arguments):
     """The failures of one law, printed as they are met, and their number."""
-    jax.config.update("jax_enable_x64", True)
     warnings.filterwarnings("ignore", "Out-of-support")
     dtype, at_once, number = "float32" if arguments.float32 else "float64", min(500, arguments.kernels), 0
     samplers = tuple(name for name in SAMPLERS if name != "ByBands" or not law.startswith("KNDPP"))
