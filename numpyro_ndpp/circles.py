@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ndpp.linalg import log_det_and_angle, log_det_angle_and_inverse, matmul, once_known
+from numpyro_ndpp.linalg import log_det_and_sign, log_det_sign_and_inverse, matmul, once_known
 from numpyro_ndpp.normalizer import Pencil
 from numpyro_ndpp.platforms import platform
 from numpyro_ndpp.size_bounds import log_concave
@@ -235,8 +235,8 @@ def _one_by_one(poly: Pencil, nodes: _Nodes) -> tuple[Array, Array]:
     def compute(t: Array, needed: Array) -> tuple[Array, Array]:
         # At a node that is not needed f may vanish, and its derivatives would be no numbers.
         matrices = jnp.where(needed[:, None, None], poly.constant + t[:, None, None] * poly.linear, identity)
-        log_abs, angle, _ = log_det_and_angle(matrices)
-        return angle, log_abs
+        log_abs, sign, _ = log_det_and_sign(matrices)
+        return jnp.angle(sign), log_abs
 
     def nothing(t: Array, needed: Array) -> tuple[Array, Array]:
         return jnp.zeros(t.shape, dtype), jnp.zeros(t.shape, dtype)
@@ -285,7 +285,7 @@ def _by_traces(poly: Pencil, circles: _Circles, nodes: _Nodes, is_wide: Array) -
     def compute(first: Array) -> tuple[Array, Array]:
         # Only pencils of eigenvalues that are known come here: their constant is the identity.
         whole = identity + jnp.exp(circles.log_radius[first]) * poly.linear
-        (log_whole, *_), inverse = log_det_angle_and_inverse(whole)
+        (log_whole, *_), inverse = log_det_sign_and_inverse(whole)
         traces = _traces(identity - 2 * inverse)
         angle = d * nodes.angle / 2 - matmul(imag, traces)
         log_abs = log_whole + d * jnp.log(jnp.cos(nodes.angle / 2)) - matmul(real, traces)

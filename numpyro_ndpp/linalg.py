@@ -89,51 +89,55 @@ def _log_det_and_slope_jvp(
 
 
 @jax.custom_jvp
-def log_det_and_angle(A: Array) -> tuple[Array, Array, Array]:
-    """log |det A| and the angle of det A of matrices (..., m, m) that are regular, and its relative rounding error.
+def log_det_and_sign(A: Array) -> tuple[Array, Array, Array]:
+    """log |det A| and det A / |det A| of matrices (..., m, m) that are regular, and the relative rounding error.
 
     All factorisations are done where the value is computed, and none where a derivative is carried back. What comes
     later in the program can be made to wait for the value; what carries derivatives back would meet the
     factorisations of others, and on a CPU two batches of them at once may wait for each other forever.
     """
     lu, pivots, _ = lax.linalg.lu(A)
-    return _log_abs_angle_and_rounding(lu, pivots)
+    return _log_abs_sign_and_rounding(lu, pivots)
 
 
-@log_det_and_angle.defjvp
-def _log_det_and_angle_jvp(
+@log_det_and_sign.defjvp
+def _log_det_and_sign_jvp(
     primals: tuple[Array], tangents: tuple[Array]
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
-    (log_abs, angle, rounding), inverse = log_det_angle_and_inverse(primals[0])
-    slope = jnp.sum(jnp.swapaxes(inverse, -1, -2) * tangents[0], axis=(-2, -1))
+    (log_abs, sign, rounding), inverse = log_det_sign_and_inverse(primals[0])
     log_abs = once_known(jnp.sum(jnp.real(inverse), axis=(-2, -1)), log_abs)
-    return (log_abs, angle, rounding), (jnp.real(slope), jnp.imag(slope), jnp.zeros_like(rounding))
+    return (log_abs, sign, rounding), _slopes_of_det(sign, inverse, tangents[0])
 
 
 @jax.custom_jvp
-def log_det_angle_and_inverse(A: Array) -> tuple[tuple[Array, Array, Array], Array]:
-    """:func:`log_det_and_angle` and A⁻¹, by one factorisation."""
+def log_det_sign_and_inverse(A: Array) -> tuple[tuple[Array, Array, Array], Array]:
+    """:func:`log_det_and_sign` and A⁻¹, by one factorisation."""
     lu, pivots, permutation = lax.linalg.lu(A)
     identity = jnp.broadcast_to(jnp.eye(A.shape[-1], dtype=A.dtype), A.shape)
     permuted = jnp.take_along_axis(identity, permutation[..., None], axis=-2)
     half = lax.linalg.triangular_solve(lu, permuted, left_side=True, lower=True, unit_diagonal=True)
     inverse = lax.linalg.triangular_solve(lu, half, left_side=True, lower=False)
-    return _log_abs_angle_and_rounding(lu, pivots), inverse
+    return _log_abs_sign_and_rounding(lu, pivots), inverse
 
 
-@log_det_angle_and_inverse.defjvp
-def _log_det_angle_and_inverse_jvp(
+@log_det_sign_and_inverse.defjvp
+def _log_det_sign_and_inverse_jvp(
     primals: tuple[Array], tangents: tuple[Array]
 ) -> tuple[tuple[tuple[Array, Array, Array], Array], tuple[tuple[Array, Array, Array], Array]]:
-    (log_abs, angle, rounding), inverse = log_det_angle_and_inverse(primals[0])
-    slope = jnp.sum(jnp.swapaxes(inverse, -1, -2) * tangents[0], axis=(-2, -1))
+    det, inverse = log_det_sign_and_inverse(primals[0])
     of_inverse = -matmul(matmul(inverse, tangents[0]), inverse)
-    of_det = jnp.real(slope), jnp.imag(slope), jnp.zeros_like(rounding)
-    return ((log_abs, angle, rounding), inverse), (of_det, of_inverse)
+    return (det, inverse), (_slopes_of_det(det[1], inverse, tangents[0]), of_inverse)
 
 
-def _log_abs_angle_and_rounding(lu: Array, pivots: Array) -> tuple[Array, Array, Array]:
-    """The logarithm of the magnitude of a determinant, its angle and its relative rounding error, by LU factors."""
+def _slopes_of_det(sign: Array, inverse: Array, tangent: Array) -> tuple[Array, Array, Array]:
+    """The tangents of log |det A|, of its sign, which turns, and of the rounding error, which has none."""
+    slope = jnp.sum(jnp.swapaxes(inverse, -1, -2) * tangent, axis=(-2, -1))
+    turn = 1j * jnp.imag(slope) if jnp.iscomplexobj(sign) else 0.0
+    return jnp.real(slope), turn * sign, jnp.zeros_like(jnp.real(sign))
+
+
+def _log_abs_sign_and_rounding(lu: Array, pivots: Array) -> tuple[Array, Array, Array]:
+    """The logarithm of the magnitude of a determinant, its sign and its relative rounding error, by LU factors."""
     m = lu.shape[-1]
     place = jnp.arange(m)
     pivot = jnp.diagonal(lu, axis1=-2, axis2=-1)
@@ -147,7 +151,8 @@ def _log_abs_angle_and_rounding(lu: Array, pivots: Array) -> tuple[Array, Array,
     magnitude = jnp.abs(jnp.real(lu)) + jnp.abs(jnp.imag(lu))  # no root for each entry
     subtracted = jnp.sum(jnp.triu(magnitude, 1), axis=-2)
     rounding = jnp.finfo(magnitude.dtype).eps * jnp.linalg.norm(1 + 2 * subtracted / safe, axis=-1)
-    return jnp.sum(jnp.log(size), axis=-1), jnp.arctan2(jnp.imag(sign), jnp.real(sign)), rounding
+    length = jnp.abs(sign)
+    return jnp.sum(jnp.log(size), axis=-1), sign / jnp.where(length > 0, length, 1.0), rounding
 
 
 def _inverse_transposed_by_solving(A: Array) -> tuple[Array, Array, Array]:

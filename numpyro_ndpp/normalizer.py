@@ -29,11 +29,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from numpyro_ndpp.branches import where_needed
 from numpyro_ndpp.kernel import marginal_matrix
-from numpyro_ndpp.linalg import column_lengths, log_det_and_angle, matmul, once_known
+from numpyro_ndpp.linalg import column_lengths, log_det_and_sign, matmul, once_known
 from numpyro_ndpp.target import Pinned
 
 # The radius only has to be near the saddle point: half an item of mean size off costs no digit.
@@ -243,16 +244,17 @@ def log_circle_sum(
     A, M = jnp.where(possible, poly.constant, identity), jnp.where(possible, M, identity)
     log_radius = jnp.where(possible, log_radius, 0.0)
 
-    angle = (2 * math.pi / nodes) * (jnp.arange(nodes // 2, dtype=dtype) + 0.5)  # the others are conjugates
-    t = jnp.exp(log_radius) * lax.complex(jnp.cos(angle), jnp.sin(angle))
-    log_abs, angle_of_det, rounding = log_det_and_angle(A + t[:, None, None] * M)
+    # Angles are whole multiples of π/N: their cosines and sines are constants, which XLA would otherwise compute again
+    # for every entry of the matrices.
+    unit = jnp.asarray(np.exp(1j * math.pi / nodes * np.arange(2 * nodes)), jnp.result_type(dtype, jnp.complex64))
+    steps = 2 * np.arange(nodes // 2) + 1  # the others are conjugates
+    t = jnp.exp(log_radius) * unit[steps]
+    log_abs, sign, rounding = log_det_and_sign(A + t[:, None, None] * M)
 
     log_power = jnp.where(wanted, -sizes * log_radius, -jnp.inf)
     shift_power, shift_abs = jnp.max(log_power, initial=jnp.finfo(dtype).min), lax.stop_gradient(jnp.max(log_abs))
-    turn = angle[:, None] * sizes
-    power = jnp.sum(jnp.exp(log_power - shift_power) * lax.complex(jnp.cos(turn), -jnp.sin(turn)), axis=1)
+    power = jnp.sum(jnp.exp(log_power - shift_power) * unit[-steps[:, None] * sizes % (2 * nodes)], axis=1)
     magnitude = jnp.exp(log_abs - shift_abs)
-    sign = lax.complex(jnp.cos(angle_of_det), jnp.sin(angle_of_det))
     total = jnp.sum(magnitude * jnp.real(sign * power))
     allowed = nodes * d * eps + jnp.minimum(rounding, _MOST_ROUNDING_UNITS * eps)
     positive = total > jnp.sum(allowed * magnitude * jnp.abs(power))
@@ -269,17 +271,17 @@ def _log_sum_of_most(poly: Pencil, low: int, high: int, rank: int) -> tuple[Arra
     """
     dtype = poly.linear.dtype
     log_outer = jnp.log(jnp.asarray(_OUTER_RADII, dtype))
-    log_all, angle, _ = log_det_and_angle(poly.at(jnp.ones((), dtype)))
-    is_most = (angle == 0) & (log_all > (math.log(2.0) if low == 1 else -jnp.inf))
+    log_all, sign, _ = log_det_and_sign(poly.at(jnp.ones((), dtype)))
+    is_most = (sign > 0) & (log_all > (math.log(2.0) if low == 1 else -jnp.inf))
     above = [(log_outer, high + 1)] if high < rank else []
     below = [(-log_outer, low - 1)] if low > 1 else []
     for log_radii, nearest in above + below:
         # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.
         linear = once_known(log_all, poly.linear)
         matrices = poly.constant + jnp.exp(log_radii)[:, None, None] * linear
-        log_f, angles, _ = log_det_and_angle(lax.stop_gradient(matrices))
+        log_f, signs, _ = log_det_and_sign(lax.stop_gradient(matrices))
         bound = jnp.min(log_f - nearest * log_radii)
-        is_most &= jnp.all(angles == 0) & (bound < log_all + math.log(jnp.finfo(dtype).eps / 8))
+        is_most &= jnp.all(signs > 0) & (bound < log_all + math.log(jnp.finfo(dtype).eps / 8))
         log_all = once_known(bound, log_all)
     log_all = jnp.where(is_most, log_all, 1.0)
     return (log_all + jnp.log1p(-jnp.exp(-log_all)) if low == 1 else log_all), is_most

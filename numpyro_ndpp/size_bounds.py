@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ndpp.linalg import log_det_and_angle
+from numpyro_ndpp.linalg import log_det_and_sign
 
 __all__ = ["SizeBounds", "bound_sizes", "log_concave"]
 
@@ -50,10 +50,10 @@ def bound_sizes(M: Array, most: int) -> SizeBounds:
     log_norm = jnp.log(jnp.where(norm > 0, norm, 1.0))
     low, high = _SMALLEST_MEAN / math.sqrt(d), min(_LARGEST_NOISE / (math.sqrt(d) * eps), _LARGEST_RADIUS)
     log_radii = jnp.linspace(math.log(low), math.log(high), _NUM_RADII, dtype=M.dtype) - log_norm
-    log_f, angle, rounding = log_det_and_angle(jnp.eye(d, dtype=M.dtype) + jnp.exp(log_radii)[:, None, None] * M)
+    log_f, sign, rounding = log_det_and_sign(jnp.eye(d, dtype=M.dtype) + jnp.exp(log_radii)[:, None, None] * M)
     heights = log_f - jnp.arange(d + 1)[:, None] * log_radii
     last = jnp.argmin(heights[most])
-    is_usable = jnp.all((angle == 0) & jnp.isfinite(log_f)) & (last < _NUM_RADII - 1)
+    is_usable = jnp.all((sign > 0) & jnp.isfinite(log_f)) & (last < _NUM_RADII - 1)
     needed = jnp.max(jnp.where(jnp.arange(_NUM_RADII) <= last, rounding, 0.0))
     return SizeBounds(jnp.min(heights, axis=1).at[0].set(0.0), log_radii, needed, is_usable)
 
