@@ -17,7 +17,7 @@ from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.draw_shares import by_cores, in_shares, mesh_of_draws, num_core_shares
 from numpyro_ndpp.of_kernels import OfKernels
 from numpyro_ndpp.parameters import Shape
-from numpyro_ndpp.programs import are_known_on_cpu, compiled_for, is_tracing, program
+from numpyro_ndpp.programs import Program, are_known_on_cpu, compile_side_by_side, is_tracing, program
 from numpyro_ndpp.samplers.base import Sampler, check_sampler
 from numpyro_ndpp.target import Target
 from numpyro_ndpp.widths import power_of_two
@@ -67,6 +67,7 @@ def _is_on_one_cpu(states: Any, key: Array) -> bool:
     return all(len(leaf.devices()) == 1 for leaf in leaves if isinstance(leaf, Array)) and jax.process_count() == 1
 
 
+@program("draws", static_argnums=(0, 1, 2))
 def _share(
     sampler: Sampler, length: int, num_shares: int, state: Any, key: Array, share: Array, number: Array
 ) -> Array:
@@ -75,21 +76,31 @@ def _share(
     return sampler.sample(state, keys, (number - share + num_shares - 1) // num_shares)
 
 
-def _draws(
-    sampler: Sampler, states: Any, num_kernels: int | None, key: Array, num_draws: int, mesh: Any = None
-) -> Array | np.ndarray:
-    """Subsets (draws, w) of one kernel (None), or (kernels, draws, w) of several, prepared by the sampler.
+def _program_of_draws(
+    sampler: Sampler, states: Any, num_kernels: int | None, key: Array, num_draws: int, mesh: Any, on_one_cpu: bool
+) -> tuple[Program, tuple[Any, ...]]:
+    """The program that draws, and its arguments: :func:`_sample`, or :func:`_share` where cores share the draws.
 
     The number of draws is rounded up to a power of two for what is compiled; only as many as were asked for are made.
     """
     length = power_of_two(num_draws)
-    may_share = num_kernels is None and mesh is None and _is_on_one_cpu(states, key) and sampler.may_share_cores(states)
+    may_share = on_one_cpu and num_kernels is None and mesh is None and sampler.may_share_cores(states)
     num_shares = num_core_shares(length) if may_share else 1
     if num_shares > 1:
-        number = np.int32(num_draws)
-        run = compiled_for(_share, "draws", (sampler, length, num_shares), (states, key, np.int32(0), number))
-        return by_cores(lambda share: run(states, key, np.int32(share), number), num_shares)[:num_draws]
-    drawn = _sample(sampler, length, num_kernels, mesh, states, key, num_draws)
+        return _share, (sampler, length, num_shares, states, key, np.int32(0), np.int32(num_draws))
+    return _sample, (sampler, length, num_kernels, mesh, states, key, num_draws)
+
+
+def _draws(
+    sampler: Sampler, states: Any, num_kernels: int | None, key: Array, num_draws: int, mesh: Any = None
+) -> Array | np.ndarray:
+    """Subsets (draws, w) of one kernel (None), or (kernels, draws, w) of several, prepared by the sampler."""
+    on_one_cpu = _is_on_one_cpu(states, key)
+    program, arguments = _program_of_draws(sampler, states, num_kernels, key, num_draws, mesh, on_one_cpu)
+    if program is _share:
+        num_shares, run = arguments[2], program.lower(*arguments).compile()
+        return by_cores(lambda share: run(states, key, np.int32(share), arguments[-1]), num_shares)[:num_draws]
+    drawn = program(*arguments)
     if not_jax_tracer(drawn):
         drawn = np.asarray(drawn)  # a slice of a JAX array would be a program for each number of draws
     return drawn[:num_draws] if num_kernels is None else drawn[:, :num_draws]
@@ -186,11 +197,41 @@ class Drawn(OfKernels):
     def _is_known(self) -> bool:
         return all(map(not_jax_tracer, jax.tree.leaves(self.target)))
 
-    def _prepare_now(self) -> Any:
+    def _whole_target(self) -> Target:
+        """The target, each of its arrays with the batch's dimensions in front."""
         # A draw has no derivative, and what leads to it need not carry one along.
-        target = lax.stop_gradient(self.target.broadcast_to(self.batch_shape))
-        prepare = _prepare_many if self.batch_shape or target.items.size else _prepare_one
-        return prepare(self.sampler, len(self.batch_shape), target)
+        return lax.stop_gradient(self.target.broadcast_to(self.batch_shape))
+
+    def _program_of_preparation(self) -> Program:
+        return _prepare_many if self.batch_shape or self.target.items.size else _prepare_one
+
+    def _prepare_now(self) -> Any:
+        return self._program_of_preparation()(self.sampler, len(self.batch_shape), self._whole_target())
+
+    def _states_of_kernels(self, state: Any) -> Any:
+        """What was prepared for a batch, each of its arrays with the number of the kernel in front."""
+        num_dims, number = len(self.batch_shape), math.prod(self.batch_shape)
+        return jax.tree.map(lambda array: array.reshape(number, *array.shape[num_dims:]), state)
+
+    def _compile_side_by_side(self, num_kernels: int | None, key: Array, num_draws: int, mesh: Any) -> None:
+        """Compiles what prepares and what draws on two cores: by itself JAX compiles the second once the first has run.
+
+        Only for a CPU. What is compiled is found by the calls that follow, unless arrays are bound to their device.
+        """
+        leaves = jax.tree.leaves((self.target, key))
+        if not _is_on_one_cpu(self.target, key) or any(getattr(leaf, "committed", False) for leaf in leaves):
+            return
+        prepare = self._program_of_preparation()
+        arguments = self.sampler, len(self.batch_shape), jax.eval_shape(self._whole_target)
+
+        def draws() -> jax.stages.Lowered:
+            states = prepare.eval_shape(*arguments)
+            if self.batch_shape:
+                states = jax.eval_shape(self._states_of_kernels, states)
+            program, of_draws = _program_of_draws(self.sampler, states, num_kernels, key, num_draws, mesh, True)
+            return program.lower(*of_draws)
+
+        compile_side_by_side(prepare.lower(*arguments), draws)
 
     def sample(self, key: Array, sample_shape: Shape = ()) -> Array:
         """Draws of shape ``sample_shape + batch_shape + event_shape``, int32, by the distribution's ``sampler``.
@@ -209,17 +250,16 @@ class Drawn(OfKernels):
             raise ValueError(f"key must be a JAX random key, got {key!r}")
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
             key = random.wrap_key_data(key)
-        num_draws, num_kernels = math.prod(sample_shape), math.prod(self.batch_shape)
-        if num_draws * num_kernels == 0:
+        num_draws, num_kernels = math.prod(sample_shape), math.prod(self.batch_shape) if self.batch_shape else None
+        if num_draws == 0 or num_kernels == 0:
             return jnp.zeros(self.shape(sample_shape), jnp.int32)
+        mesh = None if self.batch_shape else mesh_of_draws(self.shards, self.target.kernel.X, num_draws)
+        if self._cached is None and self._prepared is None:
+            self._compile_side_by_side(num_kernels, key, num_draws, mesh)
         state = self.prepared_state()
-        if self.batch_shape:
-            num_dims = len(self.batch_shape)
-            states = jax.tree.map(lambda array: array.reshape(num_kernels, *array.shape[num_dims:]), state)
-            draws = _draws(self.sampler, states, num_kernels, key, num_draws).swapaxes(0, 1)
-        else:
-            mesh = mesh_of_draws(self.shards, self.target.kernel.X, num_draws)
-            draws = _draws(self.sampler, state, None, key, num_draws, mesh)
+        states = self._states_of_kernels(state) if self.batch_shape else state
+        draws = _draws(self.sampler, states, num_kernels, key, num_draws, mesh)
+        draws = draws.swapaxes(0, 1) if self.batch_shape else draws
         draws = draws.reshape(self.shape(sample_shape))
         if not_jax_tracer(draws):
             self._check_draws(np.asarray(draws), state)

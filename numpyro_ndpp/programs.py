@@ -7,6 +7,7 @@ second longer without it, and draws some 7 %, where compilation takes a quarter 
 
 import functools
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -16,6 +17,9 @@ from numpyro.util import not_jax_tracer
 
 # How hard the compiler tries, by how often a program runs: XLA's level of optimisation. Draws run most often of all.
 LEVELS = {"once": 0, "often": 1, "draws": 1}
+# What runs once runs often in a larger batch than this. Of preparation the compiler takes a second more then, and so do
+# two thousand kernels of n = 200 and d = 10 without it.
+_FEW = 512
 
 
 def is_tracing() -> bool:
@@ -30,11 +34,16 @@ def _options(runs: str) -> dict[str, bool | int]:
     return options
 
 
-def _under_vmap(leaf: Any) -> Any:
-    """The array that vmap maps over, if ``leaf`` is its view of one: outside jit, vmap runs programs as they come."""
+def _under_vmap(leaf: Any) -> tuple[Any, int]:
+    """The array that vmap maps over, and the size of its batch, if ``leaf`` is its view of one.
+
+    Outside jit, vmap runs programs as they come.
+    """
+    size = 1
     while hasattr(leaf, "batch_dim"):
+        size *= 1 if leaf.batch_dim is None else leaf.val.shape[leaf.batch_dim]
         leaf = leaf.val
-    return leaf
+    return leaf, size
 
 
 def are_known_on_cpu(leaves: list[Any]) -> bool:
@@ -45,46 +54,54 @@ def are_known_on_cpu(leaves: list[Any]) -> bool:
     return (platforms or {jax.default_backend()}) == {"cpu"}
 
 
-@functools.cache
-def _with_options(function: Callable, runs: str, num_static: int) -> Any:
-    return jax.jit(function, static_argnums=tuple(range(num_static)), compiler_options=_options(runs))
+class Program:
+    """A function as one program, compiled with as much effort as it is worth: what :func:`program` makes of it."""
+
+    def __init__(self, function: Callable, runs: str, settings: dict[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function, self._runs, self._settings = function, runs, settings
+        self._inside = jax.jit(function, **settings)
+        self._alone: dict[str, Any] = {}
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return self._jitted(arguments, named)(*arguments, **named)
+
+    def _jitted(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        leaves = [_under_vmap(leaf) for leaf in jax.tree.leaves((arguments, named))]
+        if is_tracing() or not are_known_on_cpu([array for array, _ in leaves]):
+            return self._inside
+        is_large = any(size > _FEW for _, size in leaves)
+        runs = "often" if self._runs == "once" and is_large else self._runs
+        if runs not in self._alone:
+            self._alone[runs] = jax.jit(self._function, compiler_options=_options(runs), **self._settings)
+        return self._alone[runs]
+
+    def eval_shape(self, *arguments: Any) -> Any:
+        """The shapes of what the program gives, from arguments or their shapes."""
+        return self._jitted(arguments, {}).eval_shape(*arguments)
+
+    def lower(self, *arguments: Any) -> jax.stages.Lowered:
+        """What the compiler is given for arguments like these, or of these shapes. Later calls find what it makes.
+
+        Threads may call what is compiled. They would trace anything else by settings of their own: those that a
+        ``with`` statement makes for one thread, such as ``jax.enable_x64``, do not hold in others.
+        """
+        return self._jitted(arguments, {}).lower(*arguments)
 
 
-def compiled_for(
-    function: Callable, runs: str, static: tuple[Any, ...], arguments: tuple[Any, ...]
-) -> Callable[..., Any]:
-    """``function(*static, *arguments)``, compiled for arguments like these, which it takes.
-
-    Threads may call it. They would trace anything else by settings of their own: those that a ``with`` statement makes
-    for one thread, such as ``jax.enable_x64``, do not hold in others.
-    """
-    return _with_options(function, runs, len(static)).lower(*static, *arguments).compile()
-
-
-def program(runs: str, **settings: Any) -> Callable[[Callable], Callable]:
+def program(runs: str, **settings: Any) -> Callable[[Callable], Program]:
     """A function as one program, ``jax.jit(function, **settings)``, compiled with as much effort as it is worth.
 
-    :param runs: "once", "often" or "draws". What runs once alone runs often under vmap.
+    :param runs: "once", "often" or "draws". What runs once alone runs often in a large batch.
 
     Only what is compiled by itself can be told how. Inside what JAX traces this is a jitted function like others.
     """
+    return lambda function: Program(function, runs, settings)
 
-    def decorate(function: Callable) -> Callable:
-        inside = jax.jit(function, **settings)
 
-        @functools.cache
-        def alone(runs: str) -> Callable:
-            return jax.jit(function, compiler_options=_options(runs), **settings)
-
-        @functools.wraps(function)
-        def call(*arguments: Any, **named: Any) -> Any:
-            leaves = jax.tree.leaves((arguments, named))
-            arrays = [_under_vmap(leaf) for leaf in leaves]
-            if is_tracing() or not are_known_on_cpu(arrays):
-                return inside(*arguments, **named)
-            is_batch = any(array is not leaf for array, leaf in zip(arrays, leaves, strict=True))
-            return alone("often" if is_batch and runs == "once" else runs)(*arguments, **named)
-
-        return call
-
-    return decorate
+def compile_side_by_side(first: jax.stages.Lowered, second: Callable[[], jax.stages.Lowered]) -> None:
+    """Compiles two programs on two cores; the second is traced while the first one is compiled."""
+    with ThreadPoolExecutor(1) as thread:
+        compiling = thread.submit(first.compile)
+        second().compile()
+        compiling.result()

@@ -8,7 +8,6 @@ from in_flight import batches
 from kernels import factors
 
 from numpyro_ndpp import KNDPP, NDPP, Cholesky, Contour, Exact, Rejection, SizedNDPP, UpDown, draw_shares, drawing
-from numpyro_ndpp.programs import compiled_for
 
 
 def many_features(**settings):
@@ -77,8 +76,7 @@ def test_no_core_waits_for_another(name):
     law = LAWS[name]()
     state, number = law.prepared_state(), np.int32(8)
     assert law.sampler.may_share_cores(state)
-    arguments = state, jax.random.key(0), np.int32(0), number
-    program = compiled_for(drawing._share, "draws", (law.sampler, 8, 2), arguments)
+    program = drawing._share.lower(law.sampler, 8, 2, state, jax.random.key(0), np.int32(0), number).compile()
     assert batches(program.as_text()) == []
 
 

@@ -1,6 +1,8 @@
 """What a first call costs: how many programs are compiled, and how large they are. And: one key, one draw."""
 
 import contextlib
+import re
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 from kernels import factors
 
-from numpyro_ndpp import KNDPP, NDPP, Cholesky, Contour, Exact, Rejection, UpDown, pad_subsets
+from numpyro_ndpp import KNDPP, NDPP, Cholesky, Contour, Exact, Rejection, SizedNDPP, UpDown, pad_subsets
 from numpyro_ndpp.kernel import Kernel
 from numpyro_ndpp.programs import program
 from numpyro_ndpp.target import Target
@@ -25,12 +27,12 @@ LAWS = {
 
 @contextlib.contextmanager
 def compilations():
-    """A list that grows by one with every program that is compiled."""
+    """A list that grows by one with every program that is compiled: the name of the thread that compiles it."""
     found = []
 
     def listen(event, duration, **_):
         if event == "/jax/core/compile/backend_compile_duration":
-            found.append(duration)
+            found.append(threading.current_thread().name)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
@@ -71,6 +73,29 @@ def test_other_keys_kernels_and_numbers_of_draws_compile_nothing(name):
     assert len(found) == 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("of", ["a batch", "given items", "free sizes", "a device", "a device by name"])
+def test_what_is_compiled_ahead_is_found(of, caplog):
+    """Preparation and draws are compiled once each, whether side by side or, for arrays bound to a device, not."""
+    rng = np.random.default_rng(0)
+    X, W = rng.normal(size=(53, 4)).astype(np.float32), np.eye(4, dtype=np.float32)
+    if of.startswith("a device"):
+        X = jax.device_put(X, jax.devices()[0] if of == "a device by name" else None)
+    if of == "a batch":
+        X = np.stack([X, 2 * X, X])
+    law = SizedNDPP.from_factors(X, W, np.zeros(5), sampler=Exact()) if of == "free sizes" else NDPP.from_factors(X, W)
+    law = law.condition([3]) if of == "given items" else law
+    jax.config.update("jax_log_compiles", True)
+    try:
+        with compilations() as threads:
+            law.sample(jax.random.key(0), (3,))
+    finally:
+        jax.config.update("jax_log_compiles", False)
+    done = re.findall(r"Finished XLA compilation of jit\((_prepare|_sample|_share)\)", caplog.text)
+    assert sorted(name.replace("share", "sample") for name in done) == ["_prepare", "_sample"]
+    assert len(set(threads)) == (1 if of == "a device by name" else 2)
+
+
 def test_a_first_call_compiles_few_programs():
     """NumPyro's look at the parameters, what joins V and B, preparation and draw; not one for every operation."""
     rng = np.random.default_rng(0)
@@ -81,6 +106,7 @@ def test_a_first_call_compiles_few_programs():
     with compilations() as found:
         law.sample(key, (3,))
     assert len(found) <= 8
+    assert len(set(found)) == 2  # draws are compiled beside preparation
     baskets = np.asarray(pad_subsets([[1, 2], [3]], 51))
     with compilations() as found:
         law.log_prob(baskets)
