@@ -58,7 +58,7 @@ def test_shares_are_the_draws_of_one_program(name, monkeypatch):
     law, key = LAWS[name](), jax.random.key(0)
     for num_draws in (5, 8):
         np.testing.assert_array_equal(law.sample(key, (num_draws,)), of_program(law, key, num_draws))
-    assert shares == [8, 8]  # one program for both
+    assert set(shares) == {8}  # one program for both
 
 
 def test_threads_draw_in_the_precision_of_the_caller(without_x64, monkeypatch):
