@@ -96,11 +96,11 @@ def _draws(
 ) -> Array | np.ndarray:
     """Subsets (draws, w) of one kernel (None), or (kernels, draws, w) of several, prepared by the sampler."""
     on_one_cpu = _is_on_one_cpu(states, key)
-    program, arguments = _program_of_draws(sampler, states, num_kernels, key, num_draws, mesh, on_one_cpu)
-    if program is _share:
-        num_shares, run = arguments[2], program.lower(*arguments).compile()
+    drawing, arguments = _program_of_draws(sampler, states, num_kernels, key, num_draws, mesh, on_one_cpu)
+    if drawing is _share:
+        num_shares, run = arguments[2], drawing.lower(*arguments).compile()
         return by_cores(lambda share: run(states, key, np.int32(share), arguments[-1]), num_shares)[:num_draws]
-    drawn = program(*arguments)
+    drawn = drawing(*arguments)
     if not_jax_tracer(drawn):
         drawn = np.asarray(drawn)  # a slice of a JAX array would be a program for each number of draws
     return drawn[:num_draws] if num_kernels is None else drawn[:, :num_draws]
@@ -228,8 +228,8 @@ class Drawn(OfKernels):
             states = prepare.eval_shape(*arguments)
             if self.batch_shape:
                 states = jax.eval_shape(self._states_of_kernels, states)
-            program, of_draws = _program_of_draws(self.sampler, states, num_kernels, key, num_draws, mesh, True)
-            return program.lower(*of_draws)
+            drawing, of_draws = _program_of_draws(self.sampler, states, num_kernels, key, num_draws, mesh, True)
+            return drawing.lower(*of_draws)
 
         compile_side_by_side(prepare.lower(*arguments), draws)
 
