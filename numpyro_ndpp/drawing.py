@@ -25,6 +25,10 @@ from numpyro_ndpp.widths import power_of_two
 __all__ = ["Drawn", "compiled"]
 
 
+# What was compiled side by side: to ask JAX again takes as long as a draw from a small kernel.
+_COMPILED: set[Any] = set()
+
+
 def _prepare(sampler: Sampler, num_batch_dims: int, target: Target) -> Any:
     prepare = sampler.prepare
     for _ in range(num_batch_dims):
@@ -213,14 +217,19 @@ class Drawn(OfKernels):
         num_dims, number = len(self.batch_shape), math.prod(self.batch_shape)
         return jax.tree.map(lambda array: array.reshape(number, *array.shape[num_dims:]), state)
 
-    def _compile_side_by_side(self, num_kernels: int | None, key: Array, num_draws: int, mesh: Any) -> None:
+    def _compile_side_by_side(self, num_kernels: int | None, key: Array, num_draws: int) -> None:
         """Compiles what prepares and what draws on two cores: by itself JAX compiles the second once the first has run.
 
         Only for a CPU. What is compiled is found by the calls that follow, unless arrays are bound to their device.
         """
-        leaves = jax.tree.leaves((self.target, key))
-        if not _is_on_one_cpu(self.target, key) or any(getattr(leaf, "committed", False) for leaf in leaves):
+        leaves, structure = jax.tree.flatten((self.target, key))
+        kinds = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        call = self.sampler, self.batch_shape, power_of_two(num_draws), structure, kinds
+        if call in _COMPILED or not _is_on_one_cpu(self.target, key):
             return
+        if any(getattr(leaf, "committed", False) for leaf in leaves):
+            return
+        _COMPILED.add(call)
         prepare = self._program_of_preparation()
         arguments = self.sampler, len(self.batch_shape), jax.eval_shape(self._whole_target)
 
@@ -228,7 +237,7 @@ class Drawn(OfKernels):
             states = prepare.eval_shape(*arguments)
             if self.batch_shape:
                 states = jax.eval_shape(self._states_of_kernels, states)
-            drawing, of_draws = _program_of_draws(self.sampler, states, num_kernels, key, num_draws, mesh, True)
+            drawing, of_draws = _program_of_draws(self.sampler, states, num_kernels, key, num_draws, None, True)
             return drawing.lower(*of_draws)
 
         compile_side_by_side(prepare.lower(*arguments), draws)
@@ -254,8 +263,8 @@ class Drawn(OfKernels):
         if num_draws == 0 or num_kernels == 0:
             return jnp.zeros(self.shape(sample_shape), jnp.int32)
         mesh = None if self.batch_shape else mesh_of_draws(self.shards, self.target.kernel.X, num_draws)
-        if self._cached is None and self._prepared is None:
-            self._compile_side_by_side(num_kernels, key, num_draws, mesh)
+        if self._cached is None and self._prepared is None and mesh is None:
+            self._compile_side_by_side(num_kernels, key, num_draws)
         state = self.prepared_state()
         states = self._states_of_kernels(state) if self.batch_shape else state
         draws = _draws(self.sampler, states, num_kernels, key, num_draws, mesh)
