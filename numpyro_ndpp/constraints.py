@@ -11,7 +11,7 @@ from numpyro.distributions.transforms import Transform, biject_to
 from numpyro.util import not_jax_tracer
 
 from numpyro_ndpp.devices import is_spread
-from numpyro_ndpp.programs import are_known_on_cpu
+from numpyro_ndpp.programs import known_platform
 
 __all__ = ["finite_matrix", "log_weights", "positive_semidefinite_part", "subset"]
 
@@ -89,7 +89,7 @@ class _FiniteMatrix(ParameterFreeConstraint):
     event_dim = 2
 
     def __call__(self, x: Any) -> ArrayLike:
-        is_here = are_known_on_cpu([x]) and not is_spread(x)
+        is_here = known_platform([x]) == "cpu" and not is_spread(x)
         return np.isfinite(np.asarray(x)).all(axis=(-2, -1)) if is_here else _is_finite(x)
 
     def feasible_like(self, prototype: ArrayLike) -> jax.Array:

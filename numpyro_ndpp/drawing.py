@@ -17,7 +17,7 @@ from numpyro_ndpp.checks import static_int
 from numpyro_ndpp.draw_shares import by_cores, in_shares, mesh_of_draws, num_core_shares
 from numpyro_ndpp.of_kernels import OfKernels
 from numpyro_ndpp.parameters import Shape
-from numpyro_ndpp.programs import Program, are_known_on_cpu, compile_side_by_side, is_tracing, program
+from numpyro_ndpp.programs import Program, compile_side_by_side, is_tracing, known_platform, program
 from numpyro_ndpp.samplers.base import Sampler, check_sampler
 from numpyro_ndpp.target import Target
 from numpyro_ndpp.widths import power_of_two
@@ -60,13 +60,13 @@ def _sample(
     return lax.map(lambda kernel: sampler.sample(kernel[0], kernel[1], number), (states, keys))
 
 
-def _is_on_one_cpu(states: Any, key: Array) -> bool:
-    """Whether draws are of one CPU alone, and each of its own key: within vmap keys of other kinds than JAX's are not.
+def _is_on_one_device(states: Any, key: Array) -> bool:
+    """Whether draws are of one device, and each of its own key: within vmap keys of other kinds than JAX's are not.
 
     Programs over several devices wait for each other, and have to start in one order everywhere.
     """
     leaves = jax.tree.leaves((states, key))
-    if is_tracing() or not are_known_on_cpu(leaves) or random.key_impl(key) != "threefry2x32":
+    if is_tracing() or not all(map(not_jax_tracer, leaves)) or random.key_impl(key) != "threefry2x32":
         return False
     return all(len(leaf.devices()) == 1 for leaf in leaves if isinstance(leaf, Array)) and jax.process_count() == 1
 
@@ -99,7 +99,7 @@ def _draws(
     sampler: Sampler, states: Any, num_kernels: int | None, key: Array, num_draws: int, mesh: Any = None
 ) -> Array | np.ndarray:
     """Subsets (draws, w) of one kernel (None), or (kernels, draws, w) of several, prepared by the sampler."""
-    on_one_cpu = _is_on_one_cpu(states, key)
+    on_one_cpu = _is_on_one_device(states, key) and known_platform(jax.tree.leaves((states, key))) == "cpu"
     drawing, arguments = _program_of_draws(sampler, states, num_kernels, key, num_draws, mesh, on_one_cpu)
     if drawing is _share:
         num_shares, run = arguments[2], drawing.lower(*arguments).compile()
@@ -220,24 +220,24 @@ class Drawn(OfKernels):
     def _compile_side_by_side(self, num_kernels: int | None, key: Array, num_draws: int) -> None:
         """Compiles what prepares and what draws on two cores: by itself JAX compiles the second once the first has run.
 
-        Only for a CPU. What is compiled is found by the calls that follow, unless arrays are bound to their device.
+        Only for one device. What is compiled is found by the calls that follow, unless arrays are bound to it.
         """
         leaves, structure = jax.tree.flatten((self.target, key))
         kinds = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         call = self.sampler, self.batch_shape, power_of_two(num_draws), structure, kinds
-        if call in _COMPILED or not _is_on_one_cpu(self.target, key):
+        if call in _COMPILED or not _is_on_one_device(self.target, key):
             return
         if any(getattr(leaf, "committed", False) for leaf in leaves):
             return
         _COMPILED.add(call)
-        prepare = self._program_of_preparation()
+        prepare, on_one_cpu = self._program_of_preparation(), known_platform(leaves) == "cpu"
         arguments = self.sampler, len(self.batch_shape), jax.eval_shape(self._whole_target)
 
         def draws() -> jax.stages.Lowered:
             states = prepare.eval_shape(*arguments)
             if self.batch_shape:
                 states = jax.eval_shape(self._states_of_kernels, states)
-            drawing, of_draws = _program_of_draws(self.sampler, states, num_kernels, key, num_draws, None, True)
+            drawing, of_draws = _program_of_draws(self.sampler, states, num_kernels, key, num_draws, None, on_one_cpu)
             return drawing.lower(*of_draws)
 
         compile_side_by_side(prepare.lower(*arguments), draws)

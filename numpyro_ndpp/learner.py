@@ -35,6 +35,7 @@ from numpyro_ndpp.priors import (
     sized_prior,
     symmetric_prior,
 )
+from numpyro_ndpp.programs import FOR_GPU
 from numpyro_ndpp.sized import SizedNDPP
 
 
@@ -134,7 +135,7 @@ class _Programs:
             self._sites += feature_sites(self._kind.rows)
             self._strengths += (FEATURE_STRENGTH,)
         # No timing of several ways to multiply: the process that goes on from a checkpoint must take the same way.
-        options: Any = {"xla_gpu_autotune_level": 0} if jax.default_backend() == "gpu" else None
+        options = {"xla_gpu_autotune_level": 0, **FOR_GPU} if jax.default_backend() == "gpu" else None
         keeping = self.arrays.keeping
         whole = partial(self.arrays.given_whole, shapes=partial(self.shapes, _keys(0), 1.0, known={}))
         self.start = jax.jit(self._first_state, compiler_options=options)

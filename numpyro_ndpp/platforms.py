@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-__all__ = ["Platform", "platform"]
+__all__ = ["Platform", "default_platform", "platform"]
 
 
 class Platform(NamedTuple):
@@ -56,8 +56,12 @@ _ACCELERATOR = Platform(
 )
 
 
+def default_platform() -> str:
+    """Where arrays lie by default: "cpu", "gpu" or "tpu"."""
+    device: Any = jax.config.values["jax_default_device"]
+    return jax.default_backend() if device is None else getattr(device, "platform", device)
+
+
 def platform() -> Platform:
     """The table's column for JAX's default device."""
-    device: Any = jax.config.values["jax_default_device"]
-    name = jax.default_backend() if device is None else getattr(device, "platform", device)
-    return _CPU if name == "cpu" else _ACCELERATOR
+    return _CPU if default_platform() == "cpu" else _ACCELERATOR

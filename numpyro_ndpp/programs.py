@@ -1,8 +1,11 @@
-"""How long the compiler may think: the package's own programs, compiled in a fraction of the usual time on a CPU.
+"""How long the compiler may think: the package's own programs, compiled in a fraction of the usual time.
 
 Nearly all the time of such a program goes into matrix products and LAPACK, which are compiled already. XLA's compiler
 for CPUs spends most of its own on the small loops around them, and to little effect: preparation takes a tenth of a
 second longer without it, and draws some 7 %, where compilation takes a quarter and half the time.
+
+For a GPU the compiler writes dozens of kernels for each matrix product, and runs them beside the library's to find the
+fastest. The library's are, for products as large as these: draws take as long without, and compilation a third.
 """
 
 import functools
@@ -15,8 +18,11 @@ import jax.numpy as jnp
 import jaxlib
 from numpyro.util import not_jax_tracer
 
+from numpyro_ndpp.platforms import default_platform
+
 # How hard the compiler tries, by how often a program runs: XLA's level of optimisation. Draws run most often of all.
 LEVELS = {"once": 0, "often": 1, "draws": 1}
+FOR_GPU: dict[str, bool | int] = {"xla_gpu_enable_triton_gemm": False}
 # What runs once runs often in a larger batch than this. Of preparation the compiler takes a second more then, and so do
 # two thousand kernels of n = 200 and d = 10 without it.
 _FEW = 512
@@ -27,7 +33,9 @@ def is_tracing() -> bool:
     return not not_jax_tracer(jnp.zeros(()))
 
 
-def _options(runs: str) -> dict[str, bool | int]:
+def _options(platform: str, runs: str) -> dict[str, bool | int]:
+    if platform == "gpu":
+        return FOR_GPU
     options: dict[str, bool | int] = {"xla_backend_optimization_level": LEVELS[runs]}
     if tuple(map(int, jaxlib.__version__.split(".")[:2])) < (0, 11):
         options["xla_cpu_use_fusion_emitters"] = False  # half the compiler's time; later versions have no choice
@@ -46,12 +54,13 @@ def _under_vmap(leaf: Any) -> tuple[Any, int]:
     return leaf, size
 
 
-def are_known_on_cpu(leaves: list[Any]) -> bool:
-    """Whether these are numbers, not what JAX traces, and those of them that are JAX's lie on a CPU."""
+def known_platform(leaves: list[Any]) -> str | None:
+    """Where these numbers lie, "cpu", "gpu" or "tpu", or will lie by default; None for what JAX traces."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        return False
+        return None
     platforms = {device.platform for leaf in leaves if isinstance(leaf, jax.Array) for device in leaf.devices()}
-    return (platforms or {jax.default_backend()}) == {"cpu"}
+    platforms = platforms or {default_platform()}
+    return platforms.pop() if len(platforms) == 1 else None
 
 
 class Program:
@@ -61,20 +70,22 @@ class Program:
         functools.update_wrapper(self, function)
         self._function, self._runs, self._settings = function, runs, settings
         self._inside = jax.jit(function, **settings)
-        self._alone: dict[str, Any] = {}
+        self._alone: dict[tuple[str, str], Any] = {}
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         return self._jitted(arguments, named)(*arguments, **named)
 
     def _jitted(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         leaves = [_under_vmap(leaf) for leaf in jax.tree.leaves((arguments, named))]
-        if is_tracing() or not are_known_on_cpu([array for array, _ in leaves]):
+        platform = None if is_tracing() else known_platform([array for array, _ in leaves])
+        if platform not in ("cpu", "gpu"):
             return self._inside
         is_large = any(size > _FEW for _, size in leaves)
         runs = "often" if self._runs == "once" and is_large else self._runs
-        if runs not in self._alone:
-            self._alone[runs] = jax.jit(self._function, compiler_options=_options(runs), **self._settings)
-        return self._alone[runs]
+        kind = platform, runs
+        if kind not in self._alone:
+            self._alone[kind] = jax.jit(self._function, compiler_options=_options(*kind), **self._settings)
+        return self._alone[kind]
 
     def eval_shape(self, *arguments: Any) -> Any:
         """The shapes of what the program gives, from arguments or their shapes."""

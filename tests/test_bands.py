@@ -126,8 +126,7 @@ def test_a_draw_is_a_function_of_its_key(monkeypatch):
     keys = jax.random.split(jax.random.key(7), 16)
     draws = jax.jit(lambda keys, number: draw_by_bands(state, keys, number))(keys, 16)
     assert len({*map(int, (draws < 40).sum(axis=1))}) > 4
-    monkeypatch.setattr(bands, "_FEW", 5)
-    monkeypatch.setattr(bands, "_FAR_MORE", 8)
+    monkeypatch.setattr(bands, "_ROOMS", (3, 5))
     monkeypatch.setattr(bands, "_num_together", lambda state, room: 4 if room == 5 else 2)
     again = jax.jit(lambda keys, number: draw_by_bands(state, keys, number))(keys[::-1], 12)
     assert (again[:12] == draws[::-1][:12]).all()

@@ -36,9 +36,8 @@ from numpyro_ndpp.target import Target
 _MOST_SIZES = 16
 # Stages are longer than those of one size, which saves entering them. In float32 that costs half a digit.
 _STAGE_LENGTH = {"float32": 4.0, "float64": 5.0}
-# Draws of no more items than this are made with room for no more, where there might be far more.
-_FEW = 32
-_FAR_MORE = 48
+# Draws of no more items than these are made with room for no more, where there might be half as many more.
+_ROOMS = (16, 32)
 
 
 class Bands(NamedTuple):
@@ -113,7 +112,7 @@ def draw_by_bands(state: BandState, keys: Array, number: Array | int) -> Array:
     sizes = jnp.where(jnp.arange(length) < number, draw_sizes(state.size_logits, keys), 0).astype(jnp.int32)
     order = jnp.argsort(-sizes)
     tops = jnp.asarray(bands_of(width, state.rank, state.C.dtype).of_sizes)
-    rooms = [width] if width <= _FAR_MORE else [_FEW, width]
+    rooms = [room for room in _ROOMS if 2 * width > 3 * room] + [width]
     chunks = [min(length, _num_together(state, room)) for room in rooms]
     # A chunk may begin at the last draw.
     places = jnp.append(order, jnp.zeros(max(chunks), order.dtype))
@@ -133,7 +132,7 @@ def draw_by_bands(state: BandState, keys: Array, number: Array | int) -> Array:
 
     def draw_some(carry: tuple[Array, Array]) -> tuple[Array, Array]:
         ways = [partial(draw_chunk, room, chunk) for room, chunk in zip(rooms, chunks, strict=True)]
-        return lax.switch((tops[sizes[carry[0]]] > rooms[0]).astype(jnp.int32), ways, carry)
+        return lax.switch(jnp.sum(tops[sizes[carry[0]]] > jnp.array(rooms[:-1], jnp.int32)), ways, carry)
 
     start = jnp.asarray(0), jnp.full((len(sizes), width), n, jnp.int32)
     drawn = lax.while_loop(lambda carry: sizes[carry[0]] > 0, draw_some, start)[1][:length]
