@@ -22,6 +22,7 @@ from numpyro_ndpp.platforms import default_platform
 
 # How hard the compiler tries, by how often a program runs: XLA's level of optimisation. Draws run most often of all.
 LEVELS = {"once": 0, "often": 1, "draws": 1}
+# No matrix products of the compiler's own.
 FOR_GPU: dict[str, bool | int] = {"xla_gpu_enable_triton_gemm": False}
 # What runs once runs often in a larger batch than this. Of preparation the compiler takes a second more then, and so do
 # two thousand kernels of n = 200 and d = 10 without it.
