@@ -12,13 +12,7 @@ computed.
 The derivative of log e_k is a sum over the same nodes of tr((A + t B)⁻¹ d(A + t B)): J nodes are O(J d³), for all sizes
 together.
 
-*Wide circles.* Where sizes vary much, all nodes that count are near the real axis, and one real matrix serves them all:
-with Q = (rM - I)(rM + I)⁻¹, whose powers are bounded, and T = tan(θ/2) below one,
-
-.. math:: \det(I + r e^{iθ} M) = \det(I + r M) \left(\tfrac{1+e^{iθ}}2\right)^d
-          \exp\Big(-\sum_{m\ge1} \tfrac1m (-iT)^m \operatorname{tr} Q^m\Big) .
-
-Twenty-four traces take twelve real products, in place of a complex factorisation for every node.
+*Wide circles* are those whose nodes one real matrix serves (:mod:`numpyro_ndpp.wide_circles`).
 
 Reference: Trefethen and Weideman (2014), *The exponentially convergent trapezoidal rule*.
 """
@@ -30,10 +24,11 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ndpp.linalg import log_det_and_sign, log_det_sign_and_inverse, matmul, once_known
+from numpyro_ndpp.linalg import log_det_and_sign, once_known
 from numpyro_ndpp.normalizer import Pencil
 from numpyro_ndpp.platforms import platform
 from numpyro_ndpp.size_bounds import log_concave
+from numpyro_ndpp.wide_circles import LARGEST_TANGENT, NUM_TRACES, on_wide_circle
 
 # A circle serves the sizes whose log-probability is at least this: what rounding does to the likely sizes, whose
 # derivatives may be much larger, is seen in the others divided by their probability.
@@ -43,30 +38,28 @@ _FOLDED = 0.75
 # A node counts if f, or its slope, is more than so many units of rounding.
 _ROUNDING_UNITS = 8
 _HALVINGS = 40
-# A circle is wide if so many traces are enough for its nodes, to rounding to that power beside the smallest probability
-# that it serves. T = tan(θ/2) is at most this at its nodes. Small kernels do without.
-_NUM_TRACES = 24
+# A circle is wide if the traces are enough for its nodes, to rounding to that power beside the smallest probability
+# that it serves. Small kernels do without.
 _TOLERANCE = 0.6
-_LARGEST_TANGENT = 0.9
 _SMALLEST_RANK = 48
 # There is room for so many nodes a size, and some more for small kernels, whose sizes want a circle each. Pairs of
 # eigenvalues that are far from each other need most of them.
 _NODES_PER_SIZE = {"float32": 1.25, "float64": 3.25}
-_MORE_NODES = 48
+MORE_NODES = 48
 
 
-class _Circles(NamedTuple):
-    """A circle for every size that is the first one of a circle; other entries of its arrays say nothing."""
+class Circles(NamedTuple):
+    """A circle for every size that is the first one of a circle; at others the radius and the sum say nothing."""
 
     first: Array  # (s,) the first size of the circle that serves a size
     log_radius: Array  # (s,)
     num_upper: Array  # (s,) nodes in the upper half plane; zero where there is no circle
-    log_sum: Array  # (s,) log f(r)
+    log_sum: Array  # (s,) log f(r), about
 
 
 def place_circles(
     log_e: Array, wanted: Array, log_radii: Array | None = None, log_whole: Array | None = None
-) -> _Circles:
+) -> Circles:
     """Circles that serve all wanted sizes, one after the other, each with as large a radius as its first size allows.
 
     :param log_e: the logarithms of the coefficients (s,), about; -inf where they are zero.
@@ -108,8 +101,8 @@ def place_circles(
         def radius_for(first: Array) -> Array:
             return log_radii[jnp.maximum(jnp.sum(is_small(table, first)) - 1, 0)]
 
-    def add(carry: tuple[Array, _Circles]) -> tuple[Array, _Circles]:
-        first, circles = carry
+    def circle_from(first: Array) -> tuple[Array, Circles]:
+        """The first size of the next circle, and this one."""
         log_radius = radius_for(first)
         is_beyond = wanted & (sizes > first) & (log_probs(log_radius, log_whole)[0] < _COVERED)
         log_p, log_sum = log_probs(log_radius, log_e)
@@ -119,39 +112,51 @@ def place_circles(
         last = jnp.max(jnp.where(wanted & (sizes < end), sizes, first))
         # Sizes further apart than the number of nodes do not meet. A multiple of four: no node is purely imaginary.
         num_nodes = jnp.maximum(largest - first, last - smallest) + 1
-        num_upper = 2 * ((num_nodes + 3) // 4)
-        served = wanted & (sizes >= first) & (sizes < end)
-        circles = _Circles(
-            jnp.where(served, first, circles.first),
-            circles.log_radius.at[first].set(log_radius),
-            circles.num_upper.at[first].set(num_upper),
-            circles.log_sum.at[first].set(log_sum),
-        )
-        return jnp.min(jnp.where(wanted & (sizes >= end), sizes, num_sizes)), circles
+        following = jnp.min(jnp.where(wanted & (sizes >= end), sizes, num_sizes))
+        return following, Circles(first, log_radius, 2 * ((num_nodes + 3) // 4), log_sum)
 
-    nothing, none = jnp.zeros(num_sizes, dtype), jnp.zeros(num_sizes, sizes.dtype)
-    start = jnp.min(jnp.where(wanted, sizes, num_sizes)), _Circles(none, nothing, none, nothing)
-    return lax.while_loop(lambda carry: carry[0] < num_sizes, add, start)[1]
+    def add(carry: tuple[Array, Circles]) -> tuple[Array, Circles]:
+        first, circles = carry
+        following, circle = circle_from(first)
+        return following, jax.tree.map(lambda of_all, of_one: of_all.at[first].set(of_one), circles, circle)
+
+    start = jnp.min(jnp.where(wanted, sizes, num_sizes))
+    if log_radii is None:
+        circles = lax.while_loop(lambda carry: carry[0] < num_sizes, add, (start, _no_circles(log_e)))[1]
+    else:
+        # Circles from all sizes at once, and then which of them are reached: an accelerator waits for every round.
+        following, circles = jax.vmap(circle_from)(sizes)
+        is_first = sizes == start
+        for _ in range(num_sizes.bit_length()):  # one step further, two, four, ...
+            is_first |= jnp.any(is_first[:, None] & (following[:, None] == sizes), axis=0)
+            following = following.at[following].get(mode="fill", fill_value=num_sizes)
+        circles = circles._replace(num_upper=jnp.where(is_first, circles.num_upper, 0))
+    firsts = lax.cummax(jnp.where(circles.num_upper > 0, sizes, 0))
+    return circles._replace(first=firsts)
 
 
-def _circles_with_room(log_e: Array, wanted: Array, number: int) -> _Circles:
+def _no_circles(log_e: Array) -> Circles:
+    nothing, none = jnp.zeros_like(log_e), jnp.zeros(len(log_e), jnp.arange(0).dtype)
+    return Circles(none, nothing, none, nothing)
+
+
+def circles_with_room(log_e: Array, wanted: Array, number: int) -> Circles:
     """Circles with no more nodes than ``number``: sizes that are rare at any radius share them only if they have to."""
     log_smooth = log_concave(log_e)
 
-    def place(carry: tuple[Array, _Circles]) -> tuple[Array, _Circles]:
+    def place(carry: tuple[Array, Circles]) -> tuple[Array, Circles]:
         tries, _ = carry
         return tries + 1, place_circles(log_e, wanted, log_whole=jnp.where(tries == 0, log_e, log_smooth))
 
-    def is_missing(carry: tuple[Array, _Circles]) -> Array:
+    def is_missing(carry: tuple[Array, Circles]) -> Array:
         tries, circles = carry
         return (tries == 0) | ((tries == 1) & (jnp.sum(circles.num_upper) > number))
 
-    nothing, none = jnp.zeros_like(log_e), jnp.zeros(len(log_e), jnp.arange(0).dtype)
     # A loop of one round or two: what places circles is compiled once.
-    return lax.while_loop(is_missing, place, (jnp.asarray(0), _Circles(none, nothing, none, nothing)))[1]
+    return lax.while_loop(is_missing, place, (jnp.asarray(0), _no_circles(log_e)))[1]
 
 
-class _Nodes(NamedTuple):
+class Nodes(NamedTuple):
     """Those that are computed one by one come first."""
 
     first: Array  # (j,) the first size of the node's circle
@@ -160,28 +165,30 @@ class _Nodes(NamedTuple):
     counts: Array  # (j,)
     is_single: Array  # (j,) computed one by one
 
+    @property
+    def t(self) -> Array:
+        """r exp(iθ) (j,)."""
+        return jnp.exp(self.log_radius) * lax.complex(jnp.cos(self.angle), jnp.sin(self.angle))
 
-def place_nodes(
-    circles: _Circles, log_e: Array, eigenvalues: Array | None, number: int, all_count: bool
-) -> tuple[_Nodes, Array]:
-    """The nodes, and which circles (s,) are wide.
 
-    :param all_count: whether log_e is too rough to say where f is small.
-    """
-    num_sizes, eps = len(log_e), jnp.finfo(log_e.dtype).eps
-    ends = jnp.cumsum(circles.num_upper)
-    node = jnp.arange(number)
-    first = jnp.minimum(jnp.searchsorted(ends, node, side="right"), num_sizes - 1)
+def all_nodes(circles: Circles, number: int) -> Nodes:
+    """The nodes of all circles, one circle after the other."""
+    ends, node, dtype = jnp.cumsum(circles.num_upper), jnp.arange(number), circles.log_radius.dtype
+    first = jnp.minimum(jnp.sum(ends <= node[:, None], axis=1), len(ends) - 1)
     num_upper = jnp.maximum(circles.num_upper[first], 1)
-    place = (node - (ends[first] - circles.num_upper[first])).astype(log_e.dtype)
-    angle = math.pi * (place + 0.5) / num_upper.astype(log_e.dtype)
-    log_radius = circles.log_radius[first]
+    place = (node - (ends[first] - circles.num_upper[first])).astype(dtype)
+    angle = math.pi * (place + 0.5) / num_upper.astype(dtype)
+    return Nodes(first, circles.log_radius[first], angle, node < ends[-1], node < ends[-1])
+
+
+def place_nodes(circles: Circles, log_e: Array, eigenvalues: Array | None, number: int) -> tuple[Nodes, Array]:
+    """The nodes where f is not small, and which circles (s,) are wide."""
+    num_sizes, eps = len(log_e), jnp.finfo(log_e.dtype).eps
+    first, log_radius, angle, exists, _ = all_nodes(circles, number)
     is_wide = jnp.zeros(num_sizes, bool)
-    if all_count:
-        counts = node < ends[-1]
-    elif eigenvalues is None:
+    if eigenvalues is None:
         weight, limit = _weights_by_sizes(log_e + jnp.arange(num_sizes) * log_radius[:, None], angle)
-        counts = (node < ends[-1]) & (weight > limit)
+        counts = exists & (weight > limit)
     else:
         # log |1 + t λ| and log |1 + r λ| of every eigenvalue: d operations a node, not d³
         t = jnp.exp(log_radius) * lax.complex(jnp.cos(angle), jnp.sin(angle))
@@ -189,18 +196,18 @@ def place_nodes(
         falls = factors - jnp.log(jnp.abs(1 + jnp.exp(log_radius)[:, None] * eigenvalues))
         log_f = jnp.sum(falls, axis=1)
         # Where one eigenvalue alone makes f vanish, its derivatives do not vanish.
-        counts = (node < ends[-1]) & (log_f - jnp.min(falls, axis=1) > math.log(_ROUNDING_UNITS * eps))
+        counts = exists & (log_f - jnp.min(falls, axis=1) > math.log(_ROUNDING_UNITS * eps))
         tangent = jnp.tan(angle / 2)
-        log_rest = _NUM_TRACES * jnp.log(tangent) - jnp.log1p(-jnp.minimum(tangent, _LARGEST_TANGENT))
+        log_rest = NUM_TRACES * jnp.log(tangent) - jnp.log1p(-jnp.minimum(tangent, LARGEST_TANGENT))
         log_error = jnp.where(counts, log_f + log_rest + math.log(len(eigenvalues)), -jnp.inf)
-        log_error = jnp.where(counts & (tangent > _LARGEST_TANGENT), jnp.inf, log_error)
+        log_error = jnp.where(counts & (tangent > LARGEST_TANGENT), jnp.inf, log_error)
         errors = jnp.full(num_sizes, -jnp.inf, log_e.dtype).at[first].max(log_error)
         tolerance = _TOLERANCE * math.log(eps) + _COVERED
         is_wide = (circles.num_upper > 0) & (errors < tolerance) & (len(eigenvalues) >= _SMALLEST_RANK)
     is_wide &= jnp.cumsum(is_wide) <= _num_wide(num_sizes)
     is_single = counts & ~is_wide[first]
     order = jnp.argsort(~is_single, stable=True)
-    return _Nodes(*(array[order] for array in (first, log_radius, angle, counts, is_single))), is_wide
+    return Nodes(*(array[order] for array in (first, log_radius, angle, counts, is_single))), is_wide
 
 
 def _num_wide(num_sizes: int) -> int:
@@ -221,16 +228,15 @@ def _weights_by_sizes(terms: Array, angle: Array) -> tuple[Array, Array]:
 
 def num_places(num_sizes: int, dtype: jnp.dtype) -> int:
     """How many nodes there is room for."""
-    return math.ceil(_NODES_PER_SIZE[jnp.dtype(dtype).name] * num_sizes) + _MORE_NODES
+    return math.ceil(_NODES_PER_SIZE[jnp.dtype(dtype).name] * num_sizes) + MORE_NODES
 
 
-def _one_by_one(poly: Pencil, nodes: _Nodes) -> tuple[Array, Array]:
+def _one_by_one(poly: Pencil, nodes: Nodes) -> tuple[Array, Array]:
     """Angle and log-modulus of f at the nodes (j,), zeros beyond those that are computed one by one."""
     size, number, dtype = len(poly.linear), len(nodes.angle), poly.linear.dtype
     chunk = min(number, max(1, platform().circle_chunk_bytes // (2 * dtype.itemsize * size**2)))
-    t = jnp.exp(nodes.log_radius) * lax.complex(jnp.cos(nodes.angle), jnp.sin(nodes.angle))
-    identity = jnp.eye(size, dtype=t.dtype)
-    t, needed = (jnp.pad(array, (0, -number % chunk)).reshape(-1, chunk) for array in (t, nodes.is_single))
+    identity, arrays = jnp.eye(size, dtype=nodes.t.dtype), (nodes.t, nodes.is_single)
+    t, needed = (jnp.pad(array, (0, -number % chunk)).reshape(-1, chunk) for array in arrays)
 
     def compute(t: Array, needed: Array) -> tuple[Array, Array]:
         # At a node that is not needed f may vanish, and its derivatives would be no numbers.
@@ -248,47 +254,12 @@ def _one_by_one(poly: Pencil, nodes: _Nodes) -> tuple[Array, Array]:
     return angle.reshape(-1)[:number], log_abs.reshape(-1)[:number]
 
 
-def _powers(Q: Array) -> list[Array]:
-    """I, Q, Q², ... up to half the number of traces."""
-    powers = [jnp.eye(len(Q), dtype=Q.dtype), Q]
-    for _ in range(_NUM_TRACES // 2 - 1):
-        powers.append(matmul(powers[-1], Q))
-    return powers
-
-
-@jax.custom_jvp
-def _traces(Q: Array) -> Array:
-    """tr Qᵐ for m = 1 .. 24."""
-    _, *powers = _powers(Q)
-    return jnp.stack([*map(jnp.trace, powers), *(jnp.sum(powers[-1] * power.T) for power in powers)])
-
-
-@_traces.defjvp
-def _traces_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # m tr(Qᵐ⁻¹ dQ), by the same powers and one product more.
-    powers, dQ = _powers(primals[0]), tangents[0]
-    further = matmul(powers[-1], dQ)
-    slopes = [jnp.sum(power.T * dQ) for power in powers] + [jnp.sum(power.T * further) for power in powers[1:-1]]
-    return _traces(primals[0]), jnp.arange(1, _NUM_TRACES + 1).astype(dQ.dtype) * jnp.stack(slopes)
-
-
-def _by_traces(poly: Pencil, circles: _Circles, nodes: _Nodes, is_wide: Array) -> tuple[Array, Array]:
+def _by_traces(poly: Pencil, circles: Circles, nodes: Nodes, is_wide: Array) -> tuple[Array, Array]:
     """Angle and log-modulus of f at the nodes (j,) of the wide circles, zeros at others."""
-    d, dtype = len(poly.linear), poly.linear.dtype
-    identity, power = jnp.eye(d, dtype=dtype), jnp.arange(1, _NUM_TRACES + 1)
-    tangent = jnp.minimum(jnp.tan(nodes.angle / 2), _LARGEST_TANGENT)
-    # (-iT)ᵐ/m, whose even powers are real and odd ones imaginary
-    terms = tangent[:, None] ** power / power.astype(dtype)
-    real = jnp.where(power % 2 == 0, jnp.where(power % 4 == 0, terms, -terms), 0.0)
-    imag = jnp.where(power % 2 == 1, jnp.where(power % 4 == 1, -terms, terms), 0.0)
 
     def compute(first: Array) -> tuple[Array, Array]:
         # Only pencils of eigenvalues that are known come here: their constant is the identity.
-        whole = identity + jnp.exp(circles.log_radius[first]) * poly.linear
-        (log_whole, *_), inverse = log_det_sign_and_inverse(whole)
-        traces = _traces(identity - 2 * inverse)
-        angle = d * nodes.angle / 2 - matmul(imag, traces)
-        log_abs = log_whole + d * jnp.log(jnp.cos(nodes.angle / 2)) - matmul(real, traces)
+        angle, log_abs = on_wide_circle(poly.linear, circles.log_radius[first], nodes.angle)
         own = nodes.counts & (nodes.first == first)
         return jnp.where(own, angle, 0.0), jnp.where(own, log_abs, 0.0)
 
@@ -300,39 +271,12 @@ def _by_traces(poly: Pencil, circles: _Circles, nodes: _Nodes, is_wide: Array) -
     return jnp.sum(angle, axis=0), jnp.sum(log_abs, axis=0)
 
 
-def log_coefficients(
-    poly: Pencil,
-    log_e: Array,
-    wanted: Array,
-    num_wanted: int,
-    eigenvalues: Array | None = None,
-    log_radii: Array | None = None,
-) -> tuple[Array, Array]:
-    """log e_k (s,) of the wanted sizes, by circles, without the pencil's factor; zero for the others.
+def read_off(circles: Circles, nodes: Nodes, angle: Array, log_abs: Array, wanted: Array) -> tuple[Array, Array]:
+    """log e_k (s,) of the wanted sizes, zero for others, by f at the nodes; and their probabilities on their circles.
 
-    :param log_e: the same (s,), about, for the radii; -inf where a coefficient is zero. No gradient passes through it.
-    :param wanted: (s,) which sizes are wanted.
-    :param num_wanted: how many there are at the most.
-    :param eigenvalues: λ (d,) with f(t) = Π (1 + λ t), if they are known: then fewer nodes are computed.
-    :param log_radii: the radii (r,) that bounds ``log_e`` were found at, if they are bounds and no more.
-    :return: log e_k, and the probability P_r(k) (s,) of a wanted size on its circle, one for the others; both NaN where
-        there is no room for the nodes. A probability that is no more than rounding says that e_k may be zero.
-
-    Differentiable to any order.
+    See :func:`log_coefficients`.
     """
-    log_e, sizes = lax.stop_gradient(log_e), jnp.arange(len(log_e))
-    wanted, number = wanted & (log_e > -jnp.inf), num_places(num_wanted, log_e.dtype)
-    if log_radii is None:
-        circles = _circles_with_room(log_e, wanted, number)
-    else:
-        circles = place_circles(log_e, wanted, log_radii)
-    nodes, is_wide = place_nodes(circles, log_e, lax.stop_gradient(eigenvalues), number, log_radii is not None)
-    angle, log_abs = _one_by_one(poly, nodes)
-    if eigenvalues is not None and len(eigenvalues) >= _SMALLEST_RANK:
-        # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.
-        poly = poly._replace(linear=once_known(jnp.sum(log_abs), poly.linear))
-        more_angle, more_log_abs = _by_traces(poly, circles, nodes, is_wide)
-        angle, log_abs = angle + more_angle, log_abs + more_log_abs
+    sizes, number = jnp.arange(len(wanted)), len(nodes.angle)
     relative = jnp.where(nodes.counts, jnp.exp(log_abs - circles.log_sum[nodes.first]), 0.0)
     terms = relative * jnp.cos(angle - sizes[:, None] * nodes.angle)
     own = nodes.first == circles.first[:, None]
@@ -344,3 +288,30 @@ def log_coefficients(
     has_room = jnp.cumsum(circles.num_upper)[circles.first] <= number
     value = jnp.where(usable, value * jnp.where(has_room, 1.0, jnp.nan), 0.0)  # NaN in derivatives too
     return value, lax.stop_gradient(jnp.where(wanted, jnp.where(has_room, probs, jnp.nan), 1.0))
+
+
+def log_coefficients(
+    poly: Pencil, log_e: Array, wanted: Array, num_wanted: int, eigenvalues: Array | None = None
+) -> tuple[Array, Array]:
+    """log e_k (s,) of the wanted sizes, by circles, without the pencil's factor; zero for the others.
+
+    :param log_e: the same (s,), about, for the radii; -inf where a coefficient is zero. No gradient passes through it.
+    :param wanted: (s,) which sizes are wanted.
+    :param num_wanted: how many there are at the most.
+    :param eigenvalues: λ (d,) with f(t) = Π (1 + λ t), if they are known: then fewer nodes are computed.
+    :return: log e_k, and the probability P_r(k) (s,) of a wanted size on its circle, one for the others; both NaN where
+        there is no room for the nodes. A probability that is no more than rounding says that e_k may be zero.
+
+    Differentiable to any order.
+    """
+    log_e = lax.stop_gradient(log_e)
+    wanted, number = wanted & (log_e > -jnp.inf), num_places(num_wanted, log_e.dtype)
+    circles = circles_with_room(log_e, wanted, number)
+    nodes, is_wide = place_nodes(circles, log_e, lax.stop_gradient(eigenvalues), number)
+    angle, log_abs = _one_by_one(poly, nodes)
+    if eigenvalues is not None and len(eigenvalues) >= _SMALLEST_RANK:
+        # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.
+        poly = poly._replace(linear=once_known(jnp.sum(log_abs), poly.linear))
+        more_angle, more_log_abs = _by_traces(poly, circles, nodes, is_wide)
+        angle, log_abs = angle + more_angle, log_abs + more_log_abs
+    return read_off(circles, nodes, angle, log_abs, wanted)

@@ -97,7 +97,7 @@ def log_det_and_sign(A: Array) -> tuple[Array, Array, Array]:
     factorisations of others, and on a CPU two batches of them at once may wait for each other forever.
     """
     lu, pivots, _ = lax.linalg.lu(A)
-    return _log_abs_sign_and_rounding(lu, pivots)
+    return log_abs_sign_and_rounding(lu, pivots)
 
 
 @log_det_and_sign.defjvp
@@ -112,12 +112,17 @@ def _log_det_and_sign_jvp(
 @jax.custom_jvp
 def log_det_sign_and_inverse(A: Array) -> tuple[tuple[Array, Array, Array], Array]:
     """:func:`log_det_and_sign` and A⁻¹, by one factorisation."""
-    lu, pivots, permutation = lax.linalg.lu(A)
-    identity = jnp.broadcast_to(jnp.eye(A.shape[-1], dtype=A.dtype), A.shape)
+    lu, pivots, _ = lax.linalg.lu(A)
+    return log_abs_sign_and_rounding(lu, pivots), inverse_by_factors(lu, pivots)
+
+
+def inverse_by_factors(lu: Array, pivots: Array) -> Array:
+    """A⁻¹ (..., m, m) by the LU factors of A."""
+    permutation = lax.linalg.lu_pivots_to_permutation(pivots, lu.shape[-1])
+    identity = jnp.broadcast_to(jnp.eye(lu.shape[-1], dtype=lu.dtype), lu.shape)
     permuted = jnp.take_along_axis(identity, permutation[..., None], axis=-2)
     half = lax.linalg.triangular_solve(lu, permuted, left_side=True, lower=True, unit_diagonal=True)
-    inverse = lax.linalg.triangular_solve(lu, half, left_side=True, lower=False)
-    return _log_abs_sign_and_rounding(lu, pivots), inverse
+    return lax.linalg.triangular_solve(lu, half, left_side=True, lower=False)
 
 
 @log_det_sign_and_inverse.defjvp
@@ -136,7 +141,7 @@ def _slopes_of_det(sign: Array, inverse: Array, tangent: Array) -> tuple[Array, 
     return jnp.real(slope), turn * sign, jnp.zeros_like(jnp.real(sign))
 
 
-def _log_abs_sign_and_rounding(lu: Array, pivots: Array) -> tuple[Array, Array, Array]:
+def log_abs_sign_and_rounding(lu: Array, pivots: Array) -> tuple[Array, Array, Array]:
     """The logarithm of the magnitude of a determinant, its sign and its relative rounding error, by LU factors."""
     m = lu.shape[-1]
     place = jnp.arange(m)

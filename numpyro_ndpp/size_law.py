@@ -12,16 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from numpyro_ndpp.branches import where_needed
 from numpyro_ndpp.circles import log_coefficients
 from numpyro_ndpp.eigenvalue_products import eigenvalues_of, of_eigenvalues, rounding_of
 from numpyro_ndpp.linalg import once_known, with_derivatives_of
 from numpyro_ndpp.normalizer import Pencil, pencil
 from numpyro_ndpp.platforms import platform
-from numpyro_ndpp.size_bounds import bound_sizes
-
-# On a circle that was placed by bounds every size has to be as likely as this: then its weight is accurate.
-_LEAST_PROBABILITY = 1e-3
+from numpyro_ndpp.size_law_at_once import fits_at_once, log_esps_at_once
 
 
 @partial(jax.jit, static_argnames="most")
@@ -37,21 +33,8 @@ def log_esps(W: Array, C: Array, most: int | None = None) -> Array:
     """
     if most is None:
         return _log_esps(W, C)
-    if not platform().slow_eigenvalues or most == len(W):  # no bound serves the largest sizes of all
-        return _every_log_esp(most, W, C)[: most + 1]
-    value, is_accurate = log_esps_by_bounds(W, C, most)
-    return where_needed(~is_accurate, partial(_every_log_esp, most, W, C), value)[: most + 1]
-
-
-def log_esps_by_bounds(W: Array, C: Array, most: int) -> tuple[Array, Array]:
-    """log e_0 .. log e_d (d+1,), zero above ``most``, without eigenvalues, and whether they are accurate."""
-    poly = pencil(W, C)
-    bounds = bound_sizes(poly.linear, most)
-    wanted = jnp.arange(len(bounds.log_e)) <= most
-    value, probs = log_coefficients(poly, bounds.log_e, wanted, most + 1, log_radii=bounds.log_radii)
-    # A size whose weight is zero has no more than what rounding gives it.
-    is_accurate = bounds.is_usable & (jnp.min(probs) > jnp.maximum(_LEAST_PROBABILITY, bounds.rounding))
-    return value.at[0].set(0.0), is_accurate  # e_0 is one
+    weights = log_esps_at_once if platform().slow_eigenvalues and fits_at_once(W, most) else _every_log_esp
+    return weights(most, W, C)[: most + 1]
 
 
 @jax.custom_jvp

@@ -26,12 +26,14 @@ from numpyro_ndpp import (
     pad_subsets,
     platforms,
     size_law,
+    size_law_at_once,
 )
 from numpyro_ndpp.circles import log_coefficients, num_places, place_circles, place_nodes
 from numpyro_ndpp.kernel import gram
-from numpyro_ndpp.normalizer import log_circle_sum, log_sum_esp, pencil
+from numpyro_ndpp.normalizer import balanced_product, log_circle_sum, log_sum_esp, pencil
 from numpyro_ndpp.size_bounds import log_concave
-from numpyro_ndpp.size_law import log_esps, log_esps_by_bounds
+from numpyro_ndpp.size_law import log_esps
+from numpyro_ndpp.size_law_at_once import by_bounds, log_esps_at_once
 
 D = 8
 NAMES = [name for name in KERNELS if name != "n < d"]
@@ -239,10 +241,11 @@ def test_bounds_serve_where_they_say_so(dtype, tolerance):
 
     @jax.jit
     @jax.vmap
-    def by_bounds(W, C, dW):
-        return jax.jvp(lambda W: log_esps_by_bounds(W, C, most), (W,), (dW,), has_aux=True)
+    def at_once(W, C, dW):
+        is_accurate = by_bounds(most, balanced_product(W, C), True)[2]
+        return *jax.jvp(lambda W: log_esps_at_once(most, W, C), (W,), (dW,)), is_accurate
 
-    found, slopes, is_accurate = by_bounds(W.astype(dtype), C.astype(dtype), dW.astype(dtype))
+    found, slopes, is_accurate = at_once(W.astype(dtype), C.astype(dtype), dW.astype(dtype))
     expected, of_expected = jax.jit(jax.vmap(lambda W, C, dW: jax.jvp(lambda W: log_esps(W, C, most), (W,), (dW,))))(
         W, C, dW
     )
@@ -262,10 +265,32 @@ def test_an_accelerator_has_the_same_weights(name, monkeypatch):
     C = gram(X) / np.trace(gram(X))
     wanted = jax.jit(jax.value_and_grad(lambda W: log_esps(W, C, 4).sum()))(W)
     monkeypatch.setattr(size_law, "platform", lambda: platforms._ACCELERATOR)
-    assert jax.jit(lambda W: log_esps_by_bounds(W, C, 4))(W)[1] == (name == "ordinary")
+    assert jax.jit(lambda W: by_bounds(4, balanced_product(W, C), True)[2])(W) == (name == "ordinary")
     found = jax.jit(jax.value_and_grad(lambda W: log_esps.__wrapped__(W, C, 4).sum()))(W)
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "fewest"), [("ordinary", 128), ("ordinary", 4), ("near skew", 128)])
+def test_an_accelerator_has_the_same_second_derivatives(name, fewest, monkeypatch):
+    """With as many nodes as most kernels need, with more, and by eigenvalues."""
+    monkeypatch.setattr(size_law_at_once, "_FEWEST_NODES", fewest)
+    monkeypatch.setattr(size_law_at_once, "MORE_NODES", 65)
+    X, W = factors(name)
+    C, dW = gram(X) / np.trace(gram(X)), np.random.default_rng(0).normal(size=W.shape)
+
+    def twice(weights):
+        def once(W):
+            return jax.jvp(lambda W: weights(W, C, 4)[:5], (W,), (dW,))[1]
+
+        return jax.jit(lambda W: (once(W), jax.jvp(once, (W,), (dW,))[1], jax.grad(lambda W: once(W).sum())(W)))(W)
+
+    is_enough = jax.jit(lambda W: by_bounds(4, balanced_product(W, C), True)[2])(W)
+    assert is_enough == (name == "ordinary" and fewest == 128)
+    found = twice(lambda W, C, most: log_esps_at_once(most, W, C))
+    for ours, theirs in zip(found, twice(log_esps), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.slow
@@ -443,7 +468,7 @@ def test_wide_circles_serve_many_sizes():
     def placed(W, C):
         log_e = log_esps(W, C)
         circles = place_circles(log_e, jnp.arange(d + 1) <= 50)
-        return circles, *place_nodes(circles, log_e, jnp.linalg.eigvals(W @ C), 99, all_count=False)
+        return circles, *place_nodes(circles, log_e, jnp.linalg.eigvals(W @ C), 99)
 
     circles, nodes, is_wide = placed(W.astype(np.float32), C.astype(np.float32))
     assert nodes.is_single.sum() < nodes.counts.sum() < circles.num_upper.sum() < 99
