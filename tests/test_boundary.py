@@ -18,7 +18,7 @@ from fuzz import (
     random_kernels,
     weights_of,
 )
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -68,7 +68,14 @@ def test_all_members_agree_with_enumeration(law, condition):
     First of kernels that Hypothesis looks for, then of random ones of all kinds.
     """
 
-    @settings(max_examples=10, derandomize=True, database=None, deadline=None)
+    # How long the examples take to make depends on what else the machine does.
+    @settings(
+        max_examples=10,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     @given(kernels())
     def check(parts):
         assert failures(*parts, laws=(law,), givens=(condition,)) == []
