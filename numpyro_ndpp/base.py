@@ -190,7 +190,7 @@ class SubsetDistribution(HasMode):
             pinned = log_normalizer
             more = replace(target, num_certain=self.num_certain + num_certain)
             log_joint = self._per_subset(probabilities.log_sums_given, more, together, "(s)")
-        possible = proper & (log_joint > -jnp.inf) & (pinned > -jnp.inf)
+        possible = proper & (log_joint > -jnp.inf) & (pinned > -jnp.inf) & (log_normalizer > -jnp.inf)
         log_prob = jnp.where(possible, log_joint, 0.0) - jnp.where(possible, pinned, 0.0)
         # Where the items are certain, rounding must not make them more than that, nor halve the derivative.
         log_prob = jnp.where(possible, with_derivatives_of(jnp.minimum(log_prob, 0.0), log_prob), -jnp.inf)

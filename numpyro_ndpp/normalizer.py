@@ -53,6 +53,8 @@ _LARGEST_RADIUS = 256.0
 _MOST_ROUNDING_UNITS = 1024
 # No radius below this times d·eps/norm beside pinned items: what they lack would be rounding noise.
 _SMALLEST_RADIUS = 64.0
+# Beside pinned items noise is larger: there is a doubt about the rank at smaller radii.
+_CERTAIN_BESIDE_ITEMS = 1 / 16
 # Radii that show how unlikely the sizes are that limits leave out.
 _OUTER_RADII = 4.0, 16.0, 64.0
 
@@ -226,7 +228,8 @@ def log_circle_sum(
     # Only a radius at which rounding noise weighs as much as an eigenvalue leaves a doubt about the rank. Noise is the
     # root of rounding where M is nilpotent in part, as it is where rows of B are parallel.
     norm = lax.stop_gradient(jnp.linalg.norm(M))
-    doubtful = (jnp.exp(log_radius) * norm * math.sqrt(d * eps) > 1) | (norm == 0)
+    certain = 1.0 if pinned is None else _CERTAIN_BESIDE_ITEMS
+    doubtful = (jnp.exp(log_radius) * norm * math.sqrt(d * eps) > certain) | (norm == 0)
     least = low if pinned is None else low + pinned.number
     possible = where_needed(doubtful, lambda: true_rank(W, C) >= least, jnp.asarray(True)) & (high >= 0)
     wanted = (sizes >= low) & (sizes <= high)
@@ -236,7 +239,7 @@ def log_circle_sum(
         is_skew = lax.stop_gradient(jnp.sum(0.5 * (W + W.T) * C)) <= 4 * eps * norm
         possible &= ~is_skew | jnp.any(wanted & (sizes % 2 == 0))
     else:
-        possible &= lax.stop_gradient(pinned.log_prob(marginal_matrix(W, C))) > -jnp.inf
+        possible &= lax.stop_gradient(pinned.log_prob(marginal_matrix(W, C), C)) > -jnp.inf
         # Where L_J is singular, some others are always there: no radius brings the mean of their number below that.
         possible &= mean < high + 0.75
     # The identity stands in where there is nothing to sum, so that no gradient is ever NaN.

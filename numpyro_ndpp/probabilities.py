@@ -38,7 +38,7 @@ def _log_normalizer(C: Array, target: Target) -> Array:
     if num_rows == 0:
         return log_sum_esp(W, C, low, high, rank)
     if target.is_unlimited:
-        return log_sum_esp(W, C, 0, rank, rank) + pinned.log_prob(marginal_matrix(W, C))
+        return log_sum_esp(W, C, 0, rank, rank) + pinned.log_prob(marginal_matrix(W, C), C)
     fixed = target.is_fixed and target.num_certain == num_rows <= high
     return log_sum_esp_given(W, C, pinned, low, high, rank, fixed)
 

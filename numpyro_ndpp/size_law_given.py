@@ -69,7 +69,7 @@ def _every_log_esp_given(W: Array, C: Array, pinned: Pinned, low: Array, high: A
 def _with_minor(log_e: Array, W: Array, pinned: Pinned) -> Array:
     """log_e (d+1,), the first with the derivatives of log det L_J: by a circle they are what rounding leaves of C's."""
     # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.
-    minor = pinned.log_prob(once_known(jnp.sum(log_e), W))
+    minor = pinned.log_minor(once_known(jnp.sum(log_e), W))
     return log_e.at[0].set(with_derivatives_of(log_e[0], minor))
 
 
@@ -86,7 +86,7 @@ def log_esps_near(W: Array, C: Array, rows: Array, present: Array, low: Array | 
     p = jnp.linalg.eigvals(matmul(K * length[:, None] * length, C / (length[:, None] * length)))
     # Nothing can be made of items that are not there together at all.
     possible = (sign > 0) & jnp.all(jnp.isfinite(p)) & jnp.all(jnp.abs(p) < 1 / jnp.sqrt(eps))
-    possible &= Pinned(rows, present).log_prob(marginal_matrix(W, C)) > -jnp.inf
+    possible &= Pinned(rows, present).log_prob(marginal_matrix(W, C), C) > -jnp.inf
     # Eigenvalues that are zero or one come out with the root of rounding where they are defective. The ranks say how
     # many there are: J∪T has no more items than L has ranks, and T makes up for those that L_J lacks.
     most = true_rank(W, C) - jnp.sum(present)

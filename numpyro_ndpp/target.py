@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 from numpyro_ndpp.devices import Shards
 from numpyro_ndpp.kernel import Kernel, marginal_matrix, rows_of
-from numpyro_ndpp.linalg import matmul
+from numpyro_ndpp.linalg import column_lengths, log_det, matmul, once_known
 from numpyro_ndpp.minors import log_minors
 
 # The dimensions of X, W, K, the pinned items and the weights of the sizes, as jnp.vectorize has them.
@@ -44,11 +44,28 @@ class Pinned(NamedTuple):
     def number(self) -> Array:
         return jnp.sum(self.present)
 
-    def log_prob(self, Z: Array) -> Array:
-        """log det (X Z Xᵀ)_J, which is log P(J ⊆ S) if X Z Xᵀ is the marginal kernel; -inf where zero to rounding."""
+    def log_minor(self, W: Array) -> Array:
+        """log det (X W Xᵀ)_J; -inf where it is zero to rounding."""
         num_rows = len(self.rows)
         items = jnp.sort(jnp.where(self.present, jnp.arange(num_rows), num_rows))
-        return log_minors(Kernel.of(self.rows, Z), items[None])[0]
+        return log_minors(Kernel.of(self.rows, W), items[None])[0]
+
+    def log_prob(self, Z: Array, C: Array) -> Array:
+        """log P(J ⊆ S), the log-minor of the marginal kernel X Z Xᵀ; -inf where it is zero to rounding.
+
+        Z itself is rounded, by what rounding does to C: the entry of items i and j is off by some eps |x_i Z| |Z x_j|,
+        the lengths of vectors whose entries are in units of the columns of X. Where columns are parallel that may be
+        far more than what |x_i Z| |x_j| says.
+        """
+        value, length = self.log_minor(Z), column_lengths(C)
+        # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.
+        Z, rows = lax.stop_gradient((once_known(value, Z) * length[:, None] * length, self.rows / length))
+        left, right = matmul(rows, Z), matmul(rows, Z.T)
+        row_scale = jnp.linalg.norm(left, axis=1)
+        column_scale = jnp.sqrt(jnp.sum(rows**2, axis=1) + jnp.sum(right**2, axis=1))
+        row_scale, column_scale = (jnp.where(scale > 0, scale, 1.0) for scale in (row_scale, column_scale))
+        minor = matmul(left, rows.T) + jnp.diag((~self.present).astype(rows.dtype))
+        return jnp.where(log_det(minor, row_scale, column_scale) > -jnp.inf, value, -jnp.inf)
 
     def marginal_matrix(self, W: Array, C: Array) -> Array:
         """Z of the marginal kernel given these items, Z - Z X_Jᵀ (X_J Z X_Jᵀ)⁻¹ X_J Z, which always exists. O(d³)."""

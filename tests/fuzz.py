@@ -4,11 +4,13 @@
 
 Most of the time is compilation: "quick" leaves XLA's optimisation out, which takes a third of the time.
 
-Kernels are of small integers, whose minors vanish exactly, of quarters, and of real numbers. The minors of the first
-two are enumerated without rounding, so that what is zero is known. Every failure is printed as a line of code.
+Kernels are of small integers, whose minors vanish exactly, of quarters, of quarters with repeated rows and parallel
+columns, and of real numbers. The minors of all but the last are enumerated without rounding, so that what is zero is
+known. Every failure is printed as a line of code.
 
-A kernel is near the rounding limit if one of its minors is positive, but small beside the terms it is the sum of
-(``is_near_rounding``). Of such a kernel less is asked: no NaN, no probability above 1.001, nothing impossible drawn.
+A kernel is near the rounding limit if one of its minors is positive, but small beside the terms it is the sum of, or
+if the determinants that give the sum of all minors of a size have an ill-conditioned matrix (``is_near_rounding``). Of
+such a kernel less is asked: no NaN, no probability above 1.001, nothing impossible drawn.
 """
 
 import argparse
@@ -71,7 +73,7 @@ SAMPLERS = {
     "ByBands": ByBands(),
 }
 NUM_DRAWS = 8
-KINDS = ("integers", "quarters", "reals")
+KINDS = ("integers", "quarters", "repeated", "reals")
 
 
 # --- Kernels, and the truth about them -------------------------------------------------------------------------------
@@ -82,11 +84,18 @@ def random_kernels(kind, number, seed):
     rng = np.random.default_rng(seed)
     if kind == "reals":
         return [rng.normal(size=(number, *shape)) for shape in SHAPES.values()]
-    units, most = (4, 8) if kind == "quarters" else (1, 1)
-    return [
+    units, most = (1, 1) if kind == "integers" else (4, 8)
+    V, B, D = (
         rng.integers(-most - (name == "D"), most + 1 + (name == "D"), (number, *shape)) / units
         for name, shape in SHAPES.items()
-    ]
+    )
+    if kind == "repeated":
+        # Most rows of B are those of item 0, whose columns may be parallel; V is often zero.
+        which = rng.integers(0, 3, (number, N, 1)) // 2 * np.arange(N)[:, None]
+        B = np.take_along_axis(B, which, axis=1)
+        B = np.where(rng.random((number, 1, 1)) < 0.5, B[..., :1] * rng.integers(-1, 2, (number, 1, 2)), B)
+        V = V * rng.integers(0, 2, V.shape)
+    return [V, B, D]
 
 
 def determinants(matrices):
@@ -111,7 +120,18 @@ def is_near_rounding(V, B, D, minors, dtype):
     lengths = np.linalg.norm(X, axis=2) * np.linalg.norm(images, axis=2)
     scale = np.stack([np.prod(lengths[:, list(subset)], axis=1) for subset in SUBSETS], axis=1)
     limit = ROUNDING_UNITS * np.finfo(dtype).eps / TOLERANCE[dtype]
-    return ((minors > 0) & (minors < limit * scale)).any(axis=1)
+    is_small = ((minors > 0) & (minors < limit * scale)).any(axis=1)
+    # The sums of minors are those of det(I + r M), M = W XᵀX, at radii r where a size is likely. Where M is nearly
+    # nilpotent they are small beside it, and the determinant has lost digits by the condition of its matrix.
+    W = np.zeros((len(V), 3, 3))
+    W[:, 0, 0], W[:, 1:, 1:] = 1.0, D - D.swapaxes(1, 2)
+    M, before, last = W @ X.swapaxes(1, 2) @ X, np.ones(len(V)), np.zeros(len(V))
+    for size in range(1, RANK + 1):
+        sums = minors @ (size == SIZES)
+        radius = (before / np.where(sums > 0, sums, np.inf)) ** (1 / (size - last))
+        is_small |= np.linalg.cond(np.eye(3) + radius[:, None, None] * M) > 1 / limit
+        before, last = np.where(sums > 0, sums, before), np.where(sums > 0, size, last)
+    return is_small
 
 
 def has_rare_sizes(weights):

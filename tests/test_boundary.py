@@ -1,5 +1,7 @@
 """Where minors vanish exactly: all members of a law agree on what is impossible, and on what is certain."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -186,6 +188,25 @@ def test_nothing_of_an_odd_size_beside_an_item(dtype):
     assert (law.inclusion_probs() == 0).all()
     assert (law.size_log_prob() == -jnp.inf).all()
     assert (law.marginal_log_prob(jnp.array([[0], [2]])) == -jnp.inf).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("V", "row", "skew", "law"),
+    [
+        ((0, 0, -0.75, -1), (1.75, 1.75), -4.0, partial(NDPP, max_size=2)),
+        ((0, 0, -0.75, -1), (1.75, 1.75), -2.25, partial(KNDPP, k=1)),
+        ((0.75, 0, -1.75, -2), (1.5, -1.0), -3.5, NDPP),
+        ((-1.75, -0.25, -1.25, 1.5), (0.5, 1.5), -3.25, partial(NDPP, min_size=2)),
+    ],
+)
+def test_nothing_where_all_rows_are_parallel(V, row, skew, law):
+    """The skew part of these kernels is zero, and so is all that is left beside item 1; the rest is rounding."""
+    law = law(column(*V), matrix(row, row, row, row), matrix([0, skew], [0, 0])).condition([1], [3])
+    assert law.log_normalizer == -jnp.inf
+    assert (law.inclusion_probs() == 0).all()
+    assert (law.size_log_prob() == -jnp.inf).all()
+    assert (law.marginal_log_prob(jnp.array([[4], [0], [2]])) == -jnp.inf).all()
 
 
 def test_two_others_are_certain():

@@ -153,7 +153,7 @@ class Cholesky(OneByOne):
             log_scale, wanted = jnp.zeros((), W.dtype), None
             # What is given may have probability zero, and the kernel may have NaN.
             Z = marginal_matrix(W, C)
-            possible = (state.pinned.log_prob(Z) > -jnp.inf) & jnp.isfinite(Z).all()
+            possible = (state.pinned.log_prob(Z, C) > -jnp.inf) & jnp.isfinite(Z).all()
         else:
             size_key, key = random.split(key)
             wanted = random.categorical(size_key, size_logits)
