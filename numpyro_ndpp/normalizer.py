@@ -325,6 +325,8 @@ def log_sum_esp_given(W: Array, C: Array, pinned: Pinned, low: int, high: int, r
     O(N (d+j)³). -inf where all those minors are zero to rounding.
     """
     num_rows = len(pinned.rows)
+    if fixed and high == num_rows:  # the pinned items themselves, whose minor is known to be zero where it is
+        return jnp.where(jnp.isnan(W).any() | jnp.isnan(C).any(), jnp.nan, pinned.log_minor(W))
     sizes = jnp.arange(high - num_rows if fixed else 0, high + 1 - (num_rows if fixed else 0))
     nodes = num_nodes(high - num_rows, high - num_rows, rank) if fixed else num_nodes(0, rank, rank)
     return log_circle_sum(W, C, pinned, low - pinned.number, high - pinned.number, sizes, nodes)
