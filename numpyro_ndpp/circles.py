@@ -131,8 +131,8 @@ def place_circles(
             is_first |= jnp.any(is_first[:, None] & (following[:, None] == sizes), axis=0)
             following = following.at[following].get(mode="fill", fill_value=num_sizes)
         circles = circles._replace(num_upper=jnp.where(is_first, circles.num_upper, 0))
-    firsts = lax.cummax(jnp.where(circles.num_upper > 0, sizes, 0))
-    return circles._replace(first=firsts)
+    is_before = (circles.num_upper > 0) & (sizes <= sizes[:, None])
+    return circles._replace(first=jnp.max(jnp.where(is_before, sizes, 0), axis=1))
 
 
 def _no_circles(log_e: Array) -> Circles:

@@ -57,6 +57,8 @@ class Pinned(NamedTuple):
         the lengths of vectors whose entries are in units of the columns of X. Where columns are parallel that may be
         far more than what |x_i Z| |x_j| says.
         """
+        if len(self.rows) == 0:
+            return jnp.zeros((), Z.dtype)
         value, length = self.log_minor(Z), column_lengths(C)
         # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.
         Z, rows = lax.stop_gradient((once_known(value, Z) * length[:, None] * length, self.rows / length))
