@@ -51,11 +51,11 @@ class Pinned(NamedTuple):
         return log_minors(Kernel.of(self.rows, W), items[None])[0]
 
     def log_prob(self, Z: Array, C: Array) -> Array:
-        """log P(J ⊆ S), the log-minor of the marginal kernel X Z Xᵀ; -inf where it is zero to rounding.
+        r"""log P(J ⊆ S), the log-minor of the marginal kernel X Z Xᵀ; -inf where it is zero to rounding.
 
-        Z itself is rounded, by what rounding does to C: the entry of items i and j is off by some eps |x_i Z| |Z x_j|,
-        the lengths of vectors whose entries are in units of the columns of X. Where columns are parallel that may be
-        far more than what |x_i Z| |x_j| says.
+        Z itself is rounded, by what rounding does to C: the entry of items i and j is off by some
+        :math:`ε \|x_i Z\| \|Z x_j\|`, with entries in units of the columns of X. Where columns are parallel that may be
+        far more than :math:`ε \|x_i Z\| \|x_j\|`.
         """
         if len(self.rows) == 0:
             return jnp.zeros((), Z.dtype)
