@@ -8,8 +8,9 @@ Kernels are of small integers, whose minors vanish exactly, of quarters, of quar
 columns, and of real numbers. The minors of all but the last are enumerated without rounding, so that what is zero is
 known. Every failure is printed as a line of code.
 
-A kernel is near the rounding limit if one of its minors is positive, but small beside the terms it is the sum of
-(``is_near_rounding``). Of such a kernel less is asked: no NaN, no probability above 1.001, nothing impossible drawn.
+A kernel is near the rounding limit if one of its minors is positive, but small beside the terms it is the sum of, or
+if the sum of all minors that a law allows is (``is_near_rounding``). Of such a kernel less is asked: no NaN, no
+probability above 1.001, nothing impossible drawn.
 """
 
 import argparse
@@ -54,6 +55,10 @@ TOLERANCE = {"float64": 1e-7, "float32": 2e-3}
 # A minor is the difference of terms as large as the product of the lengths of its rows. One that is smaller than so
 # many units of rounding over the tolerance, relative to that, has fewer digits than are asked for.
 ROUNDING_UNITS = 16
+# The same of a sum of minors, which is a determinant det(I + t W C), and of its derivatives, the inclusion
+# probabilities, which have more roundings.
+ROUNDING_UNITS_OF_SUMS = 64
+RADII = np.logspace(-6, 6, 49)  # the t that are looked at; the middle one is 1
 
 
 @dataclass(frozen=True)
@@ -112,14 +117,49 @@ def all_minors(V, B, D):
     return np.maximum(minors, 0) * (SIZES <= RANK)
 
 
-def is_near_rounding(V, B, D, minors, dtype):
-    """Which kernels (c,) have a positive minor with fewer digits than are asked for."""
+def is_near_rounding(V, B, D, minors, dtype, code, given):
+    """Which kernels (c,) have a positive minor, or a sum of minors in this law, with fewer digits than are asked for."""
     X = np.concatenate([V, B], axis=2)
     images = np.concatenate([V, B @ (D - D.swapaxes(1, 2))], axis=2)
     lengths = np.linalg.norm(X, axis=2) * np.linalg.norm(images, axis=2)
     scale = np.stack([np.prod(lengths[:, list(subset)], axis=1) for subset in SUBSETS], axis=1)
-    limit = ROUNDING_UNITS * np.finfo(dtype).eps / TOLERANCE[dtype]
-    return ((minors > 0) & (minors < limit * scale)).any(axis=1)
+    limit = np.finfo(dtype).eps / TOLERANCE[dtype]
+    has_small = ((minors > 0) & (minors < ROUNDING_UNITS * limit * scale)).any(axis=1)
+    return has_small | (cancellation(V, B, D, minors, code, given) * ROUNDING_UNITS_OF_SUMS * limit > 1)
+
+
+def cancellation(V, B, D, minors, code, given):
+    """How much larger than the sum of the minors of a law the terms are that a determinant has them from (c,).
+
+    The sum of those of size k is the coefficient of tᵏ in det(I + t W C), whose terms are at most the product of the
+    lengths of its rows or columns. It is read off at the t where that is smallest; at 1 where all sizes are allowed.
+    They are large beside the sum where W C is nearly nilpotent, as it is where columns of B are parallel.
+    """
+    (low, high), (include, exclude) = LAWS[code], GIVEN[given]
+    is_in = ~np.isin(np.arange(N), exclude)
+    X = np.concatenate([V, B], axis=2) * is_in[:, None]
+    W = np.zeros((len(V), RANK, RANK))
+    W[:, 0, 0], W[:, 1:, 1:] = 1, D - D.swapaxes(1, 2)
+    C = X.swapaxes(1, 2) @ X
+    lengths = np.sqrt(np.diagonal(C, axis1=1, axis2=2))
+    lengths = np.where(lengths > 0, lengths, 1)
+    # The columns of X are brought to one length.
+    M = W * lengths[:, :, None] * lengths[:, None] @ (C / (lengths[:, :, None] * lengths[:, None]))
+    matrices = np.eye(RANK) + RADII[:, None, None, None] * M
+    terms = np.minimum(*(np.prod(np.linalg.norm(matrices, axis=axis), axis=2) for axis in (2, 3)))
+    weights = minors * HOLDS[:, include].all(axis=1) * ~HOLDS[:, exclude].any(axis=1)
+    sizes = np.arange(low, high + 1)
+    sums = np.stack([weights @ (size == SIZES) for size in sizes], axis=1)
+    if code.startswith("SizedNDPP"):  # each size on its own
+        terms = np.min(terms[:, :, None] * RADII[:, None, None] ** -sizes.astype(float), axis=0)
+    else:
+        sums = sums.sum(axis=1, keepdims=True)
+        if (low, high) == (0, RANK):
+            terms = terms[len(RADII) // 2, :, None]
+        else:
+            powers = np.max(RADII[:, None] ** -sizes.astype(float), axis=1)
+            terms = np.min(terms * powers[:, None], axis=0)[:, None]
+    return np.max(np.where(sums > 0, terms / np.where(sums > 0, sums, 1), 0), axis=1)
 
 
 def has_rare_sizes(weights):
@@ -247,7 +287,7 @@ def comparisons(code, given, V, B, D, dtype, samplers):
     members = {name: np.asarray(program(*parts, jax.random.key(0))) for name, program in compiled.items()}
     # Of real numbers the kernel is what is left of them in the type.
     exact = [part.astype(float) for part in parts]
-    is_near = is_near_rounding(*exact, all_minors(*exact), dtype)
+    is_near = is_near_rounding(*exact, all_minors(*exact), dtype, code, given)
     for member, wanted, as_probs in truth(*exact, code, given):
         got = np.asarray(as_probs(members[member]), float)
         wrong = ~(np.abs(got - wanted) < TOLERANCE[dtype]).reshape(len(V), -1).all(axis=1)
