@@ -118,7 +118,7 @@ def all_minors(V, B, D):
 
 
 def is_near_rounding(V, B, D, minors, dtype, code, given):
-    """Which kernels (c,) have a positive minor, or a sum of minors in this law, with fewer digits than are asked for."""
+    """Which kernels (c,) have a positive minor or a sum of them with fewer digits than are asked for."""
     X = np.concatenate([V, B], axis=2)
     images = np.concatenate([V, B @ (D - D.swapaxes(1, 2))], axis=2)
     lengths = np.linalg.norm(X, axis=2) * np.linalg.norm(images, axis=2)
