@@ -26,10 +26,12 @@ def _any_of_batch_vmap(axis_size: int, in_batched: list[bool], needed: Array) ->
 def where_needed(needed: Array, function: Callable[[], Any], otherwise: Any) -> Any:
     """``function()`` where it is needed, else ``otherwise``; computed if any member of a batch needs it.
 
-    :param otherwise: a pytree of arrays like that of the function's.
+    :param otherwise: a pytree of arrays like that of the function's, or a function that computes one: then what is
+        large is not copied.
     """
+    compute_otherwise = otherwise if callable(otherwise) else lambda: otherwise
 
-    def compute(otherwise: Any) -> Any:
-        return jax.tree.map(lambda new, old: jnp.where(needed, new, old), function(), otherwise)
+    def compute() -> Any:
+        return jax.tree.map(lambda new, old: jnp.where(needed, new, old), function(), compute_otherwise())
 
-    return lax.cond(_any_of_batch(needed), compute, lambda otherwise: otherwise, otherwise)
+    return lax.cond(_any_of_batch(needed), compute, compute_otherwise)

@@ -87,6 +87,11 @@ class Kernel(NamedTuple):
         return self.X.shape[-2]
 
     @property
+    def num_symmetric(self) -> int:
+        """The size of the identity in W."""
+        return self.W.shape[-1] - self.K.shape[-1]
+
+    @property
     def max_rank(self) -> int:
         """min(n, d): no larger subset has a positive minor."""
         return min(self.X.shape[-2:])

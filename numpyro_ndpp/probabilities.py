@@ -66,7 +66,8 @@ def log_weights_of_sizes(target: Target, C: Array, *, every_size: bool = False) 
     elif weights is None:
         log_e = restrict_sizes(log_esps(W, C), low, high)
     else:
-        log_e = restrict_sizes(jnp.pad(log_esps(W, C, high), (0, len(W) - high), constant_values=-jnp.inf), low, high)
+        log_e = log_esps(W, C, high, target.kernel.num_symmetric)
+        log_e = restrict_sizes(jnp.pad(log_e, (0, len(W) - high), constant_values=-jnp.inf), low, high)
     if weights is None:
         return log_e
     whole = jnp.arange(len(log_e)) + target.pinned.number
@@ -76,7 +77,7 @@ def log_weights_of_sizes(target: Target, C: Array, *, every_size: bool = False) 
 
 def size_weights_of(kernel: Kernel, size_logits: Array) -> Array:
     """log w_s (m,) for which the sizes 0 .. m-1 have probabilities ∝ exp(size_logits) (m,); -inf where e_s is zero."""
-    log_e = log_esps(kernel.W, kernel.C, len(size_logits) - 1)
+    log_e = log_esps(kernel.W, kernel.C, len(size_logits) - 1, kernel.num_symmetric)
     is_none = (log_e == -jnp.inf) | (size_logits == -jnp.inf)
     return jnp.where(is_none, -jnp.inf, jnp.where(is_none, 0.0, size_logits) - jnp.where(is_none, 0.0, log_e))
 

@@ -20,12 +20,13 @@ from numpyro_ndpp.platforms import platform
 from numpyro_ndpp.size_law_at_once import fits_at_once, log_esps_at_once
 
 
-@partial(jax.jit, static_argnames="most")
-def log_esps(W: Array, C: Array, most: int | None = None) -> Array:
+@partial(jax.jit, static_argnames=("most", "num_symmetric"))
+def log_esps(W: Array, C: Array, most: int | None = None, num_symmetric: int = 0) -> Array:
     """log e_0 .. log e_d (d+1,): all coefficients, -inf where they are zero to rounding.
 
     :param most: no larger size is wanted: then there are most + 1, and each is accurate, however unlikely it is beside
         the others.
+    :param num_symmetric: how many of the first rows of W are those of the identity: an accelerator makes use of it.
 
     Without ``most`` O(d³) for the value, O(J d³) for all derivatives, J ≤ d + 49 nodes on a few circles. The
     probabilities of all sizes are accurate to rounding; a coefficient that needs eigenvalues near eps times the largest
@@ -33,8 +34,9 @@ def log_esps(W: Array, C: Array, most: int | None = None) -> Array:
     """
     if most is None:
         return _log_esps(W, C)
-    weights = log_esps_at_once if platform().slow_eigenvalues and fits_at_once(W, most) else _every_log_esp
-    return weights(most, W, C)[: most + 1]
+    if platform().slow_eigenvalues and fits_at_once(W, most):
+        return log_esps_at_once(most, num_symmetric, W, C)[: most + 1]
+    return _every_log_esp(most, W, C)[: most + 1]
 
 
 @jax.custom_jvp

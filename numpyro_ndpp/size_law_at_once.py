@@ -36,7 +36,7 @@ from numpyro_ndpp.eigenvalue_products import eigenvalues_of, of_eigenvalues, rou
 from numpyro_ndpp.linalg import inverse_by_factors, log_abs_sign_and_rounding, matmul, with_derivatives_of
 from numpyro_ndpp.normalizer import balanced_product
 from numpyro_ndpp.platforms import platform
-from numpyro_ndpp.size_bounds import SizeBounds, bound_sizes
+from numpyro_ndpp.size_bounds import bound_sizes
 
 __all__ = ["fits_at_once", "log_esps_at_once"]
 
@@ -63,113 +63,137 @@ class _Known(NamedTuple):
     inverses: Array
 
 
+class _Factors(NamedTuple):
+    """f at some nodes (j,), its relative rounding error, and the LU factors (j, d, d) of I + t M."""
+
+    angle: Array
+    log_abs: Array
+    rounding: Array
+    lu: Array
+    pivots: Array
+
+
 def fits_at_once(W: Array, most: int) -> bool:
     """Whether all matrices fit, and bounds can serve: they cannot for the largest size of all."""
     num_bytes = 2 * W.dtype.itemsize * num_places(most + 1, W.dtype) * W.size
     return most < len(W) and num_bytes <= platform().circle_chunk_bytes
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def log_esps_at_once(most: int, W: Array, C: Array) -> Array:
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def log_esps_at_once(most: int, num_symmetric: int, W: Array, C: Array) -> Array:
     """log e_0 .. log e_d (d+1,), each accurate up to ``most``, zero above. O(J d³)."""
-    return _weights(most, *_find(most, W, C, False))[0]
+    placed, known = _find(most, num_symmetric, W, C, False)
+    return _weights(most, placed, known.angle, known.log_abs)[0]
 
 
 @log_esps_at_once.defjvp
 def _log_esps_at_once_jvp(
-    most: int, primals: tuple[Array, Array], tangents: tuple[Array, Array]
+    most: int, num_symmetric: int, primals: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    placed, known = lax.stop_gradient(_find(most, *primals, True))
+    placed, known = lax.stop_gradient(_find(most, num_symmetric, *primals, True))
 
     def weights(W: Array, C: Array) -> Array:
-        angle, log_abs = _determinants(balanced_product(W, C), placed.nodes.t, known)
-        return _weights(most, placed, known._replace(angle=angle, log_abs=log_abs))[0]
+        return _weights(most, placed, *_determinants(balanced_product(W, C), placed.nodes.t, known))[0]
 
     return jax.jvp(weights, primals, tangents)
 
 
-def _weights(most: int, placed: _Placed, known: _Known) -> tuple[Array, Array]:
-    """log e_k (d+1,), and the probabilities of the sizes on their circles."""
+def _weights(most: int, placed: _Placed, angle: Array, log_abs: Array) -> tuple[Array, Array]:
+    """log e_k (d+1,), and the probabilities of the sizes on their circles, by f at the nodes (j,)."""
     log_e, circles, nodes = placed
     wanted = (jnp.arange(len(log_e)) <= most) & (log_e > -jnp.inf)
-    value, probs = read_off(circles, nodes, known.angle, known.log_abs, wanted)
+    value, probs = read_off(circles, nodes, angle, log_abs, wanted)
     value = jnp.where(probs > rounding_of(log_e[1:]), value, with_derivatives_of(log_e, value))
     return jnp.where(log_e == -jnp.inf, -jnp.inf, value.at[0].set(0.0)), probs  # e_0 is one
 
 
-def _find(most: int, W: Array, C: Array, with_inverses: bool) -> tuple[_Placed, _Known]:
+def _find(most: int, num_symmetric: int, W: Array, C: Array, with_inverses: bool) -> tuple[_Placed, _Known]:
     """Nodes that serve all sizes, and what is known there. No gradient passes."""
     W, C = lax.stop_gradient((W, C))
     M = balanced_product(W, C)
-    placed, known, is_enough, bounds = by_bounds(most, M, with_inverses)
+    placed, few, is_usable, is_enough = by_bounds(most, num_symmetric, W, C)
+    number = len(placed.nodes.angle)
+    counts = _have_slopes(placed, few)
+    room = len(counts) // 2  # for the inverses, of which about half of the nodes need one
+    is_enough &= (jnp.sum(counts) <= room) | (not with_inverses)
+
+    def at_few_nodes() -> tuple[_Placed, _Known]:
+        beyond = (0, number - len(few.angle))
+        values = jnp.pad(few.angle, beyond), jnp.pad(few.log_abs, beyond)
+        if not with_inverses:
+            return placed, _Known(*values, jnp.arange(0), few.lu[:0])
+        place = jnp.flatnonzero(counts, size=room, fill_value=0)
+        inverses = inverse_by_factors(few.lu[place], few.pivots[place])
+        inverses = jnp.where((jnp.arange(room) < jnp.sum(counts))[:, None, None], inverses, 0.0)
+        beyond = (0, number - room)
+        return placed, _Known(*values, jnp.pad(place, beyond), jnp.pad(inverses, (beyond, (0, 0), (0, 0))))
 
     def at_more_nodes() -> tuple[_Placed, _Known]:
-        found = placed, _at_all_nodes(M, placed.nodes, with_inverses)
-        return where_needed(~_is_accurate(most, bounds, *found), by_eigenvalues, found)
+        factors = _factors(M, placed.nodes, number)
+        is_accurate = is_usable & _is_accurate(most, placed, factors)
+        return where_needed(~is_accurate, by_eigenvalues, (placed, _at_all_nodes(factors, with_inverses)))
 
     def by_eigenvalues() -> tuple[_Placed, _Known]:
         eigenvalues = eigenvalues_of(W, C)
-        log_e, number = of_eigenvalues(eigenvalues), len(placed.nodes.angle)
+        log_e = of_eigenvalues(eigenvalues)
         wanted = (jnp.arange(len(log_e)) <= most) & (log_e > -jnp.inf)
         circles = circles_with_room(log_e, wanted, number)
         nodes, _ = place_nodes(circles, log_e, eigenvalues, number)
-        return _Placed(log_e, circles, nodes), _at_all_nodes(M, nodes, with_inverses)
+        return _Placed(log_e, circles, nodes), _at_all_nodes(_factors(M, nodes, number), with_inverses)
 
-    return where_needed(~is_enough, at_more_nodes, (placed, known))
+    return where_needed(~is_enough, at_more_nodes, at_few_nodes)
 
 
-def by_bounds(most: int, M: Array, with_inverses: bool) -> tuple[_Placed, _Known, Array, SizeBounds]:
-    """Nodes placed by bounds, what is known at those that most kernels need, and whether that is enough."""
-    bounds, number = bound_sizes(M, most), num_places(most + 1, M.dtype)
+def by_bounds(most: int, num_symmetric: int, W: Array, C: Array) -> tuple[_Placed, _Factors, Array, Array]:
+    """Nodes placed by bounds, f at those that most kernels need, whether bounds can serve, and whether that is enough.
+
+    No gradient passes.
+    """
+    bounds, number = bound_sizes(W, C, most, num_symmetric), num_places(most + 1, W.dtype)
     circles = place_circles(bounds.log_e, jnp.arange(len(bounds.log_e)) <= most, bounds.log_radii)
     placed = _Placed(bounds.log_e, circles, all_nodes(circles, number))
-    known, is_all = _at_few_nodes(M, placed, with_inverses)
-    return placed, known, is_all & _is_accurate(most, bounds, placed, known), bounds
+    few = min(number, max(_FEWEST_NODES, number - MORE_NODES))
+    factors = _factors(balanced_product(W, C), placed.nodes, few)
+    is_all = ~jnp.any(placed.nodes.counts[few:])
+    return placed, factors, bounds.is_usable, bounds.is_usable & is_all & _is_accurate(most, placed, factors)
 
 
-def _is_accurate(most: int, bounds: SizeBounds, placed: _Placed, known: _Known) -> Array:
-    # A size whose weight is zero has no more than what rounding gives it.
-    probs = _weights(most, placed, known)[1]
-    return bounds.is_usable & (jnp.min(probs) > jnp.maximum(_LEAST_PROBABILITY, bounds.rounding))
+def _is_accurate(most: int, placed: _Placed, factors: _Factors) -> Array:
+    """Whether every size is likely on its circle, and more than rounding: one whose weight is zero is no more."""
+    (_, circles, nodes), number = placed, len(factors.angle)
+    beyond = (0, len(nodes.angle) - number)
+    probs = _weights(most, placed, jnp.pad(factors.angle, beyond), jnp.pad(factors.log_abs, beyond))[1]
+    first = nodes.first[:number]
+    errors = jnp.exp(factors.log_abs - circles.log_sum[first]) / jnp.maximum(circles.num_upper[first], 1)
+    errors = jnp.where(nodes.counts[:number], factors.rounding * errors, 0.0)
+    error = jnp.zeros_like(probs).at[first].add(errors)[circles.first]
+    return jnp.all(probs > jnp.maximum(_LEAST_PROBABILITY, jnp.where(jnp.arange(len(probs)) <= most, error, 0.0)))
 
 
-def _factors(M: Array, nodes: Nodes, number: int) -> tuple[Array, Array, Array, Array]:
-    """Angle and log-modulus of f at the first nodes, and the LU factors; of the identity where f is not needed."""
+def _factors(M: Array, nodes: Nodes, number: int) -> _Factors:
+    """At the first nodes; of the identity where f is not needed."""
     t = jnp.where(nodes.counts, nodes.t, 0.0)[:number]
     lu, pivots, _ = lax.linalg.lu(jnp.eye(len(M), dtype=t.dtype) + t[:, None, None] * M)
-    log_abs, sign, _ = log_abs_sign_and_rounding(lu, pivots)
-    return jnp.angle(sign), log_abs, lu, pivots
+    log_abs, sign, rounding = log_abs_sign_and_rounding(lu, pivots)
+    return _Factors(jnp.angle(sign), log_abs, rounding, lu, pivots)
 
 
-def _at_all_nodes(M: Array, nodes: Nodes, with_inverses: bool) -> _Known:
-    number = len(nodes.angle)
-    angle, log_abs, lu, pivots = _factors(M, nodes, number)
-    if not with_inverses:
-        return _Known(angle, log_abs, jnp.arange(0), lu[:0])
-    return _Known(angle, log_abs, jnp.arange(number), inverse_by_factors(lu, pivots))
+def _have_slopes(placed: _Placed, factors: _Factors) -> Array:
+    """Which of the nodes (j,) have derivatives that are more than rounding beside f(r).
+
+    They are those of f times the inverse, which is about as large as one over the smallest pivot.
+    """
+    (_, circles, nodes), number = placed, len(factors.angle)
+    smallest = jnp.min(jnp.abs(jnp.diagonal(factors.lu, axis1=1, axis2=2)), axis=1)
+    log_slope = factors.log_abs - jnp.minimum(jnp.log(smallest), 0.0)
+    limit = circles.log_sum[nodes.first[:number]] + math.log(jnp.finfo(smallest.dtype).eps)
+    return nodes.counts[:number] & (log_slope > limit)
 
 
-def _at_few_nodes(M: Array, placed: _Placed, with_inverses: bool) -> tuple[_Known, Array]:
-    """What is known at as many nodes as most kernels need, and whether there is nothing more."""
-    (_, circles, nodes), eps = placed, jnp.finfo(M.dtype).eps
-    number = len(nodes.angle)
-    few = min(number, max(_FEWEST_NODES, number - MORE_NODES))
-    angle, log_abs, lu, pivots = _factors(M, nodes, few)
-    is_all = ~jnp.any(nodes.counts[few:])
-    beyond = (0, number - few)
-    angle, log_abs = jnp.pad(angle, beyond), jnp.pad(log_abs, beyond)
-    if not with_inverses:
-        return _Known(angle, log_abs, jnp.arange(0), lu[:0]), is_all
-    # The derivatives of f are those of f times the inverse, which is about as large as one over the smallest pivot.
-    smallest = jnp.min(jnp.abs(jnp.diagonal(lu, axis1=1, axis2=2)), axis=1)
-    log_slope = log_abs[:few] - jnp.minimum(jnp.log(smallest), 0.0)
-    counts = nodes.counts[:few] & (log_slope > circles.log_sum[nodes.first[:few]] + math.log(eps))
-    some, number_of_some = few // 2, jnp.sum(counts)
-    place = jnp.flatnonzero(counts, size=some, fill_value=0)
-    inverses = inverse_by_factors(lu[place], pivots[place])
-    inverses = jnp.where((jnp.arange(some) < number_of_some)[:, None, None], inverses, 0.0)
-    inverses = jnp.pad(inverses, ((0, number - some), (0, 0), (0, 0)))
-    return _Known(angle, log_abs, jnp.pad(place, (0, number - some)), inverses), is_all & (number_of_some <= some)
+def _at_all_nodes(factors: _Factors, with_inverses: bool) -> _Known:
+    number = len(factors.angle) if with_inverses else 0
+    inverses = inverse_by_factors(factors.lu, factors.pivots) if with_inverses else factors.lu[:0]
+    return _Known(factors.angle, factors.log_abs, jnp.arange(number), inverses)
 
 
 @jax.custom_jvp

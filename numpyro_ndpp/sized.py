@@ -49,10 +49,11 @@ class _FreeSize(SubsetDistribution):
         (low, high), sizes = self.whole_sizes, jnp.arange(self.size_logits.shape[-1])
         size_logits = jnp.where((sizes >= low) & (sizes <= high), self.size_logits, -jnp.inf)
 
-        def of_kernel(X: Array, W: Array, size_logits: Array) -> Array:
-            return size_weights_of(Kernel.of(X, W), size_logits)
+        def of_kernel(X: Array, W: Array, K: Array, size_logits: Array) -> Array:
+            return size_weights_of(Kernel(X, W, K), size_logits)
 
-        return jnp.vectorize(of_kernel, signature="(n,d),(d,d),(w)->(w)")(self.X, self.W, size_logits)
+        of_kernels = jnp.vectorize(of_kernel, signature="(n,d),(d,d),(e,e),(w)->(w)")
+        return of_kernels(self.X, self.W, self.inner_block, size_logits)
 
     @lazy_property
     def log_normalizer(self) -> Array:

@@ -30,8 +30,8 @@ from numpyro_ndpp import (
 )
 from numpyro_ndpp.circles import log_coefficients, num_places, place_circles, place_nodes
 from numpyro_ndpp.kernel import gram
-from numpyro_ndpp.normalizer import balanced_product, log_circle_sum, log_sum_esp, pencil
-from numpyro_ndpp.size_bounds import log_concave
+from numpyro_ndpp.normalizer import log_circle_sum, log_sum_esp, pencil
+from numpyro_ndpp.size_bounds import bound_sizes, log_concave
 from numpyro_ndpp.size_law import log_esps
 from numpyro_ndpp.size_law_at_once import by_bounds, log_esps_at_once
 
@@ -242,8 +242,8 @@ def test_bounds_serve_where_they_say_so(dtype, tolerance):
     @jax.jit
     @jax.vmap
     def at_once(W, C, dW):
-        is_accurate = by_bounds(most, balanced_product(W, C), True)[2]
-        return *jax.jvp(lambda W: log_esps_at_once(most, W, C), (W,), (dW,)), is_accurate
+        is_accurate = by_bounds(most, 0, W, C)[-1]
+        return *jax.jvp(lambda W: log_esps_at_once(most, 0, W, C), (W,), (dW,)), is_accurate
 
     found, slopes, is_accurate = at_once(W.astype(dtype), C.astype(dtype), dW.astype(dtype))
     expected, of_expected = jax.jit(jax.vmap(lambda W, C, dW: jax.jvp(lambda W: log_esps(W, C, most), (W,), (dW,))))(
@@ -257,6 +257,22 @@ def test_bounds_serve_where_they_say_so(dtype, tolerance):
     assert not good[[names.index(name) for name in ("skew", "near skew", "skew pairs")]].any()
 
 
+@pytest.mark.parametrize("d1", [0, 3, 6])
+def test_bounds_by_cholesky(d1):
+    """The block that is symmetric is eliminated first: the same bounds, which are none too small."""
+    rng = np.random.default_rng(d1)
+    V, B, D = rng.normal(size=(20, d1)), rng.normal(size=(20, 6 - d1)), rng.normal(size=(6 - d1, 6 - d1))
+    law = NDPP(V, B, D)
+    W, C = law.W, gram(law.X)
+    found, expected = bound_sizes(W, C, 5, d1), bound_sizes(W, C, 5, 0)
+    np.testing.assert_allclose(found.log_e, expected.log_e, atol=1e-9)
+    assert found.is_usable == expected.is_usable
+    exact = np.asarray(log_esps(W, C))
+    assert (found.log_e >= exact - 1e-9).all()
+    if d1:
+        assert (found.log_e[:6] < exact[:6] + 3).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ordinary", "near skew"])
 def test_an_accelerator_has_the_same_weights(name, monkeypatch):
@@ -265,7 +281,7 @@ def test_an_accelerator_has_the_same_weights(name, monkeypatch):
     C = gram(X) / np.trace(gram(X))
     wanted = jax.jit(jax.value_and_grad(lambda W: log_esps(W, C, 4).sum()))(W)
     monkeypatch.setattr(size_law, "platform", lambda: platforms._ACCELERATOR)
-    assert jax.jit(lambda W: by_bounds(4, balanced_product(W, C), True)[2])(W) == (name == "ordinary")
+    assert jax.jit(lambda W: by_bounds(4, 0, W, C)[-1])(W) == (name == "ordinary")
     found = jax.jit(jax.value_and_grad(lambda W: log_esps.__wrapped__(W, C, 4).sum()))(W)
     for ours, theirs in zip(found, wanted, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
@@ -286,9 +302,9 @@ def test_an_accelerator_has_the_same_second_derivatives(name, fewest, monkeypatc
 
         return jax.jit(lambda W: (once(W), jax.jvp(once, (W,), (dW,))[1], jax.grad(lambda W: once(W).sum())(W)))(W)
 
-    is_enough = jax.jit(lambda W: by_bounds(4, balanced_product(W, C), True)[2])(W)
+    is_enough = jax.jit(lambda W: by_bounds(4, 0, W, C)[-1])(W)
     assert is_enough == (name == "ordinary" and fewest == 128)
-    found = twice(lambda W, C, most: log_esps_at_once(most, W, C))
+    found = twice(lambda W, C, most: log_esps_at_once(most, 0, W, C))
     for ours, theirs in zip(found, twice(log_esps), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-8)
 
