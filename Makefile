@@ -99,8 +99,9 @@ $(VENV)/.installed: $(VENV)/.created pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable .
 	touch $@
 
+# Most modules are never imported. Those that are, Python compiles when it imports them.
 $(VENV)/.installed-%: $(VENV)/.created pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[$*]'
 	touch $@
 
 clean:
