@@ -257,7 +257,7 @@ def test_bounds_serve_where_they_say_so(dtype, tolerance):
     assert not good[[names.index(name) for name in ("skew", "near skew", "skew pairs")]].any()
 
 
-@pytest.mark.parametrize("d1", [0, 3, 6])
+@pytest.mark.parametrize("d1", [3, 6])
 def test_bounds_by_cholesky(d1):
     """The block that is symmetric is eliminated first: the same bounds, which are none too small."""
     rng = np.random.default_rng(d1)
@@ -269,8 +269,7 @@ def test_bounds_by_cholesky(d1):
     assert found.is_usable == expected.is_usable
     exact = np.asarray(log_esps(W, C))
     assert (found.log_e >= exact - 1e-9).all()
-    if d1:
-        assert (found.log_e[:6] < exact[:6] + 3).all()
+    assert (found.log_e[:6] < exact[:6] + 3).all()
 
 
 @pytest.mark.slow
