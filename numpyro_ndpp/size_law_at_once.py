@@ -115,7 +115,8 @@ def _find(most: int, num_symmetric: int, W: Array, C: Array, with_inverses: bool
     number = len(placed.nodes.angle)
     counts = _have_slopes(placed, few)
     room = len(counts) // 2  # for the inverses, of which about half of the nodes need one
-    is_enough &= (jnp.sum(counts) <= room) | (not with_inverses)
+    if with_inverses:
+        is_enough &= jnp.sum(counts) <= room
 
     def at_few_nodes() -> tuple[_Placed, _Known]:
         beyond = (0, number - len(few.angle))
@@ -167,7 +168,7 @@ def _is_accurate(most: int, placed: _Placed, factors: _Factors) -> Array:
     errors = jnp.exp(factors.log_abs - circles.log_sum[first]) / jnp.maximum(circles.num_upper[first], 1)
     errors = jnp.where(nodes.counts[:number], factors.rounding * errors, 0.0)
     error = jnp.zeros_like(probs).at[first].add(errors)[circles.first]
-    return jnp.all(probs > jnp.maximum(_LEAST_PROBABILITY, jnp.where(jnp.arange(len(probs)) <= most, error, 0.0)))
+    return jnp.all(probs > jnp.maximum(_LEAST_PROBABILITY, error))  # those that are not wanted have one
 
 
 def _factors(M: Array, nodes: Nodes, number: int) -> _Factors:

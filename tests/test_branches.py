@@ -13,9 +13,13 @@ def slow_double(needed, x):
     return where_needed(needed, lambda: 2 * x, x)
 
 
+def double_or_computed(needed, x):
+    return where_needed(needed, lambda: 2 * x, lambda: jnp.sqrt(x) ** 2)
+
+
 def test_each_member_has_its_own():
     needed, x = jnp.array([True, False, True]), jnp.arange(3.0)
-    for function in (jax.vmap(slow_double), jax.jit(jax.vmap(slow_double))):
+    for function in (jax.vmap(slow_double), jax.jit(jax.vmap(slow_double)), jax.vmap(double_or_computed)):
         np.testing.assert_array_equal(function(needed, x), [0.0, 1.0, 4.0])
     np.testing.assert_array_equal(jax.vmap(jax.vmap(slow_double))(needed[None], x[None])[0], [0.0, 1.0, 4.0])
     np.testing.assert_array_equal(jax.vmap(slow_double, (None, 0))(jnp.asarray(True), x), 2 * x)
@@ -26,6 +30,12 @@ def test_it_stays_a_condition_on_all_members():
     jaxpr = jax.make_jaxpr(jax.vmap(slow_double))(jnp.zeros(4, bool), jnp.zeros(4))
     (condition,) = [equation for equation in jaxpr.eqns if equation.primitive.name == "cond"]
     assert condition.invars[0].aval.shape == ()
+
+
+def test_what_is_there_otherwise_is_computed_on_its_branch_alone():
+    jaxpr = jax.make_jaxpr(double_or_computed)(jnp.asarray(False), 3.0)
+    assert "sqrt" not in [equation.primitive.name for equation in jaxpr.eqns]
+    assert double_or_computed(jnp.asarray(False), 4.0) == 4.0
 
 
 def test_greedy_subsets_of_a_batch_are_those_of_its_members():
