@@ -9,7 +9,7 @@
 2. With ``--draws``, for an accelerator: exact draws a second in calls of N, 2 N and 4 N, n = 10⁶, d = 100, mean size
    15. Each band of sizes ends in a chunk that is not full: the more draws, the less of it.
 
-Both are the best and the median of some calls after the first.
+Both are the best and the median of some calls after the first; calls that are compared take turns.
 """
 
 import argparse
@@ -26,14 +26,15 @@ from tables import machine
 from numpyro_ndpp import NDPP, Exact, SizedNDPP, pad_subsets
 
 
-def seconds(call: Callable[[int], object], repeats: int) -> tuple[float, float, float]:
-    """The first call, the best of the others and their median."""
-    times = []
+def seconds(calls: list[Callable[[int], object]], repeats: int) -> np.ndarray:
+    """For each of the calls, which take turns: the first time, the best of the others and their median (calls, 3)."""
+    times = np.zeros((repeats + 1, len(calls)))
     for number in range(repeats + 1):
-        start = time.perf_counter()
-        jax.block_until_ready(call(number))
-        times.append(time.perf_counter() - start)
-    return times[0], min(times[1:]), float(np.median(times[1:]))
+        for place, call in enumerate(calls):
+            start = time.perf_counter()
+            jax.block_until_ready(call(number))
+            times[number, place] = time.perf_counter() - start
+    return np.stack([times[0], times[1:].min(axis=0), np.median(times[1:], axis=0)], axis=1)
 
 
 def gradient_table(data: Path | None) -> list[str]:
@@ -44,21 +45,22 @@ def gradient_table(data: Path | None) -> list[str]:
         "`NDPP`": lambda V, B, D: NDPP(V, B, D),
         "`SizedNDPP`": lambda V, B, D: SizedNDPP(V, B, D, size_logits=logits),
     }
-    lines, whole = ["| value and gradient | first, s | best, ms | median, ms |", "|---|---|---|---|"], []
-    for name, law in laws.items():
-        step = jax.jit(jax.value_and_grad(lambda parts, law=law: law(*parts).log_prob(baskets).sum()))
-        first, *later = seconds(lambda _, step=step: step(parts), 30)
-        whole.append(later)
-        lines.append(f"| {name} | {first:.1f} | " + " | ".join(f"{1e3 * value:.3g}" for value in later) + " |")
-    ratios = np.divide(whole[1], whole[0])
-    return [*lines, f"| ratio | | {ratios[0]:.2f} | {ratios[1]:.2f} |"]
+    steps = [
+        jax.jit(jax.value_and_grad(lambda parts, law=law: law(*parts).log_prob(baskets).sum())) for law in laws.values()
+    ]
+    times = seconds([lambda _, step=step: step(parts) for step in steps], 30)
+    lines = ["| value and gradient | first, s | best, ms | median, ms |", "|---|---|---|---|"]
+    for name, (first, best, median) in zip(laws, times, strict=True):
+        lines.append(f"| {name} | {first:.1f} | {1e3 * best:.3g} | {1e3 * median:.3g} |")
+    _, best, median = times[1] / times[0]
+    return [*lines, f"| ratio | | {best:.2f} | {median:.2f} |"]
 
 
 def draws_table(num_draws: int) -> list[str]:
     law = NDPP(*scaled(10**6, 100, 15), sampler=Exact())
     lines = ["| draws a call | first, s | median, s | draws a second |", "|---|---|---|---|"]
     for number in (num_draws, 2 * num_draws, 4 * num_draws):
-        first, _, median = seconds(lambda seed, number=number: law.sample(jax.random.key(seed), (number,)), 4)
+        first, _, median = seconds([lambda seed, number=number: law.sample(jax.random.key(seed), (number,))], 4)[0]
         lines.append(f"| {number:,} | {first:.1f} | {median:.3g} | {number / median:,.0f} |")
     return lines
 

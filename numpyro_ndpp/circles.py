@@ -12,7 +12,7 @@ computed.
 The derivative of log e_k is a sum over the same nodes of tr((A + t B)⁻¹ d(A + t B)): J nodes are O(J d³), for all sizes
 together.
 
-*Wide circles* are those whose nodes one real matrix serves (:mod:`numpyro_ndpp.wide_circles`).
+*Wide circles* are those of whose nodes one real matrix serves many (:mod:`numpyro_ndpp.wide_circles`).
 
 Reference: Trefethen and Weideman (2014), *The exponentially convergent trapezoidal rule*.
 """
@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_ndpp.branches import where_needed
 from numpyro_ndpp.linalg import log_det_and_sign, once_known
 from numpyro_ndpp.normalizer import Pencil
 from numpyro_ndpp.platforms import platform
@@ -38,14 +39,18 @@ _FOLDED = 0.75
 # A node counts if f, or its slope, is more than so many units of rounding.
 _ROUNDING_UNITS = 8
 _HALVINGS = 40
-# A circle is wide if the traces are enough for its nodes, to rounding to that power beside the smallest probability
-# that it serves. Small kernels do without.
+# The traces are enough for a node if what they leave out is less than rounding to that power beside the smallest
+# probability that its circle serves. A circle is wide if they are for so many of its nodes. Small kernels do without.
 _TOLERANCE = 0.6
+_FEWEST_BY_TRACES = 4
 _SMALLEST_RANK = 48
 # There is room for so many nodes a size, and some more for small kernels, whose sizes want a circle each. Pairs of
 # eigenvalues that are far from each other need most of them.
 _NODES_PER_SIZE = {"float32": 1.25, "float64": 3.25}
 MORE_NODES = 48
+# Most kernels need no more than these one by one. For a derivative, room for the inverses at all nodes costs as much as
+# the inverses at those that count: beyond the first ones there is room only if one of them is needed.
+_FEW_NODES = 48
 
 
 class Circles(NamedTuple):
@@ -185,7 +190,7 @@ def place_nodes(circles: Circles, log_e: Array, eigenvalues: Array | None, numbe
     """The nodes where f is not small, and which circles (s,) are wide."""
     num_sizes, eps = len(log_e), jnp.finfo(log_e.dtype).eps
     first, log_radius, angle, exists, _ = all_nodes(circles, number)
-    is_wide = jnp.zeros(num_sizes, bool)
+    is_wide, by_traces = jnp.zeros(num_sizes, bool), jnp.zeros(number, bool)
     if eigenvalues is None:
         weight, limit = _weights_by_sizes(log_e + jnp.arange(num_sizes) * log_radius[:, None], angle)
         counts = exists & (weight > limit)
@@ -199,13 +204,13 @@ def place_nodes(circles: Circles, log_e: Array, eigenvalues: Array | None, numbe
         counts = exists & (log_f - jnp.min(falls, axis=1) > math.log(_ROUNDING_UNITS * eps))
         tangent = jnp.tan(angle / 2)
         log_rest = NUM_TRACES * jnp.log(tangent) - jnp.log1p(-jnp.minimum(tangent, LARGEST_TANGENT))
-        log_error = jnp.where(counts, log_f + log_rest + math.log(len(eigenvalues)), -jnp.inf)
-        log_error = jnp.where(counts & (tangent > LARGEST_TANGENT), jnp.inf, log_error)
-        errors = jnp.full(num_sizes, -jnp.inf, log_e.dtype).at[first].max(log_error)
+        log_error = log_f + log_rest + math.log(len(eigenvalues))
         tolerance = _TOLERANCE * math.log(eps) + _COVERED
-        is_wide = (circles.num_upper > 0) & (errors < tolerance) & (len(eigenvalues) >= _SMALLEST_RANK)
-    is_wide &= jnp.cumsum(is_wide) <= _num_wide(num_sizes)
-    is_single = counts & ~is_wide[first]
+        by_traces = counts & (tangent <= LARGEST_TANGENT) & (log_error < tolerance)
+        num_by_traces = jnp.zeros(num_sizes, int).at[first].add(by_traces)
+        is_wide = (num_by_traces >= _FEWEST_BY_TRACES) & (len(eigenvalues) >= _SMALLEST_RANK)
+        is_wide &= jnp.cumsum(is_wide) <= _num_wide(num_sizes)
+    is_single = counts & ~(by_traces & is_wide[first])
     order = jnp.argsort(~is_single, stable=True)
     return Nodes(*(array[order] for array in (first, log_radius, angle, counts, is_single))), is_wide
 
@@ -235,32 +240,46 @@ def _one_by_one(poly: Pencil, nodes: Nodes) -> tuple[Array, Array]:
     """Angle and log-modulus of f at the nodes (j,), zeros beyond those that are computed one by one."""
     size, number, dtype = len(poly.linear), len(nodes.angle), poly.linear.dtype
     chunk = min(number, max(1, platform().circle_chunk_bytes // (2 * dtype.itemsize * size**2)))
-    identity, arrays = jnp.eye(size, dtype=nodes.t.dtype), (nodes.t, nodes.is_single)
+    # At a node that is not needed f may vanish, and its derivatives would be no numbers: the first one takes its place,
+    # and the identity that of the pencil where there is none.
+    is_any = nodes.is_single[0]
+    constant = jnp.where(is_any, poly.constant, jnp.eye(size, dtype=dtype))
+    poly = poly._replace(constant=constant, linear=jnp.where(is_any, poly.linear, 0.0))
+    arrays = jnp.where(nodes.is_single, nodes.t, nodes.t[0]), nodes.is_single
     t, needed = (jnp.pad(array, (0, -number % chunk)).reshape(-1, chunk) for array in arrays)
+    few = -(-_FEW_NODES // chunk)
+    found = _in_chunks(poly, t[:few], needed[:few])
+    if len(t) > few:
+        # One after the other: on a CPU two batches of factorisations at once may wait for each other forever.
+        later = poly._replace(linear=once_known(jnp.sum(found[1]), poly.linear))
+        nothing = jnp.zeros(t[few:].shape, dtype)
+        more = where_needed(jnp.any(needed[few:]), lambda: _in_chunks(later, t[few:], needed[few:]), (nothing, nothing))
+        found = jax.tree.map(lambda *both: jnp.concatenate(both), found, more)
+    return jax.tree.map(lambda array: array.reshape(-1)[:number], found)
+
+
+def _in_chunks(poly: Pencil, t: Array, needed: Array) -> tuple[Array, Array]:
+    """Angle and log-modulus of f at nodes t (c, j), one chunk after the other; zeros where it is not needed."""
 
     def compute(t: Array, needed: Array) -> tuple[Array, Array]:
-        # At a node that is not needed f may vanish, and its derivatives would be no numbers.
-        matrices = jnp.where(needed[:, None, None], poly.constant + t[:, None, None] * poly.linear, identity)
-        log_abs, sign, _ = log_det_and_sign(matrices)
-        return jnp.angle(sign), log_abs
+        log_abs, sign, _ = log_det_and_sign(poly.at(t[:, None, None]))
+        return jnp.where(needed, jnp.angle(sign), 0.0), jnp.where(needed, log_abs, 0.0)
 
     def nothing(t: Array, needed: Array) -> tuple[Array, Array]:
-        return jnp.zeros(t.shape, dtype), jnp.zeros(t.shape, dtype)
+        return jnp.zeros(t.shape, poly.linear.dtype), jnp.zeros(t.shape, poly.linear.dtype)
 
     if len(t) == 1:
-        angle, log_abs = compute(t[0], needed[0])
-    else:
-        angle, log_abs = lax.map(lambda chunk: lax.cond(jnp.any(chunk[1]), compute, nothing, *chunk), (t, needed))
-    return angle.reshape(-1)[:number], log_abs.reshape(-1)[:number]
+        return jax.tree.map(lambda array: array[None], compute(t[0], needed[0]))
+    return lax.map(lambda chunk: lax.cond(jnp.any(chunk[1]), compute, nothing, *chunk), (t, needed))
 
 
 def _by_traces(poly: Pencil, circles: Circles, nodes: Nodes, is_wide: Array) -> tuple[Array, Array]:
-    """Angle and log-modulus of f at the nodes (j,) of the wide circles, zeros at others."""
+    """Angle and log-modulus of f at the nodes (j,) that are not computed one by one, zeros at others."""
 
     def compute(first: Array) -> tuple[Array, Array]:
         # Only pencils of eigenvalues that are known come here: their constant is the identity.
         angle, log_abs = on_wide_circle(poly.linear, circles.log_radius[first], nodes.angle)
-        own = nodes.counts & (nodes.first == first)
+        own = nodes.counts & ~nodes.is_single & (nodes.first == first)
         return jnp.where(own, angle, 0.0), jnp.where(own, log_abs, 0.0)
 
     def nothing(first: Array) -> tuple[Array, Array]:

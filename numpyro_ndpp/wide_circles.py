@@ -32,24 +32,31 @@ def on_wide_circle(M: Array, log_radius: Array, angles: Array) -> tuple[Array, A
     real = jnp.where(power % 2 == 0, jnp.where(power % 4 == 0, terms, -terms), 0.0)
     imag = jnp.where(power % 2 == 1, jnp.where(power % 4 == 1, -terms, terms), 0.0)
     (log_whole, *_), inverse = log_det_sign_and_inverse(identity + jnp.exp(log_radius) * M)
-    traces = _traces(identity - 2 * inverse)
+    # Kept for the derivative, the powers of every circle that there is room for would take more time to store and to
+    # read than products of the few that there are.
+    traces = jax.checkpoint(_traces)(identity - 2 * inverse)
     angle = d * angles / 2 - matmul(imag, traces)
     return angle, log_whole + d * jnp.log(jnp.cos(angles / 2)) - matmul(real, traces)
 
 
-def _powers(Q: Array) -> list[Array]:
-    """I, Q, Q², ... up to half the number of traces."""
+def _powers(Q: Array) -> Array:
+    """I, Q, Q², ... up to half the number of traces (h+1, d, d)."""
     powers = [jnp.eye(len(Q), dtype=Q.dtype), Q]
     for _ in range(NUM_TRACES // 2 - 1):
         powers.append(matmul(powers[-1], Q))
-    return powers
+    return jnp.stack(powers)
+
+
+def _traces_of_products(powers: Array, A: Array) -> Array:
+    """tr(P A) for every power P (p, d, d), as one product of a matrix and a vector."""
+    return matmul(powers.reshape(len(powers), -1), A.T.reshape(-1))
 
 
 @jax.custom_jvp
 def _traces(Q: Array) -> Array:
     """tr Qᵐ for m = 1 .. 24."""
-    _, *powers = _powers(Q)
-    return jnp.stack([*map(jnp.trace, powers), *(jnp.sum(powers[-1] * power.T) for power in powers)])
+    powers = _powers(Q)
+    return jnp.concatenate([_traces_of_products(powers[1:], factor) for factor in (powers[0], powers[-1])])
 
 
 @_traces.defjvp
@@ -57,5 +64,5 @@ def _traces_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, A
     # m tr(Qᵐ⁻¹ dQ), by the same powers and one product more.
     powers, dQ = _powers(primals[0]), tangents[0]
     further = matmul(powers[-1], dQ)
-    slopes = [jnp.sum(power.T * dQ) for power in powers] + [jnp.sum(power.T * further) for power in powers[1:-1]]
-    return _traces(primals[0]), jnp.arange(1, NUM_TRACES + 1).astype(dQ.dtype) * jnp.stack(slopes)
+    slopes = [_traces_of_products(powers[:-1], dQ), _traces_of_products(powers[:-1], further)]
+    return _traces(primals[0]), jnp.arange(1, NUM_TRACES + 1).astype(dQ.dtype) * jnp.concatenate(slopes)

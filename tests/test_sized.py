@@ -23,12 +23,14 @@ from numpyro_ndpp import (
     SizedNDPP,
     SubsetGibbs,
     UpDown,
+    circles,
     pad_subsets,
     platforms,
     size_law,
     size_law_at_once,
 )
 from numpyro_ndpp.circles import log_coefficients, num_places, place_circles, place_nodes
+from numpyro_ndpp.eigenvalue_products import of_eigenvalues
 from numpyro_ndpp.kernel import gram
 from numpyro_ndpp.normalizer import log_circle_sum, log_sum_esp, pencil
 from numpyro_ndpp.size_bounds import bound_sizes, log_concave
@@ -482,9 +484,42 @@ def test_wide_circles_serve_many_sizes():
     @jax.jit
     def placed(W, C):
         log_e = log_esps(W, C)
-        circles = place_circles(log_e, jnp.arange(d + 1) <= 50)
-        return circles, *place_nodes(circles, log_e, jnp.linalg.eigvals(W @ C), 99)
+        of_sizes = place_circles(log_e, jnp.arange(d + 1) <= 50)
+        return of_sizes, *place_nodes(of_sizes, log_e, jnp.linalg.eigvals(W @ C), 99)
 
-    circles, nodes, is_wide = placed(W.astype(np.float32), C.astype(np.float32))
-    assert nodes.is_single.sum() < nodes.counts.sum() < circles.num_upper.sum() < 99
+    of_sizes, nodes, is_wide = placed(W.astype(np.float32), C.astype(np.float32))
+    assert nodes.is_single.sum() < nodes.counts.sum() < of_sizes.num_upper.sum() < 99
     assert is_wide.sum() >= 2
+    # Where one eigenvalue makes f vanish its derivative does not: such a node of a wide circle is computed alone.
+    assert (is_wide[nodes.first] & nodes.is_single).any()
+
+
+def test_nodes_beyond_the_first_few_and_kernels_without_nodes(monkeypatch):
+    """Nodes in chunks of two, those beyond the first four behind a condition, and beside a kernel that is zero."""
+    rng = np.random.default_rng(5)
+    d = 9
+    X, skew, g = rng.normal(size=(20, d)) * np.logspace(0, 1, d), rng.normal(size=(d, d)), rng.normal(size=d + 1)
+    W, C, wanted = np.eye(d) + skew - skew.T, X.T @ X, np.arange(d + 1) > 0
+    log_e = log_esps(W, C)
+    nodes, _ = place_nodes(place_circles(log_e, wanted), log_e, jnp.linalg.eigvals(W @ C), 81)
+    assert nodes.is_single.sum() > 6
+
+    def slopes():
+        def total(W, C):
+            poly, eigenvalues = pencil(W, C), jnp.linalg.eigvals(jax.lax.stop_gradient(W @ C))
+            log_e = of_eigenvalues(eigenvalues)
+            values, _ = log_coefficients(poly, log_e, wanted, d, eigenvalues)
+            return jnp.sum(values * g)
+
+        batch = [np.stack([array, array]) for array in (W, C)]
+        batch[1][1] = 0
+        return jax.jit(jax.value_and_grad(total, (0, 1)))(W, C), jax.jit(jax.vmap(jax.grad(total, (0, 1))))(*batch)
+
+    alone, _ = slopes()
+    monkeypatch.setattr(circles, "_FEW_NODES", 4)
+    monkeypatch.setattr(circles, "platform", lambda: platforms.platform()._replace(circle_chunk_bytes=4 * 8 * d**2))
+    in_chunks, of_batch = slopes()
+    for first, second, batch in zip(*map(jax.tree.leaves, (alone[1], in_chunks[1], of_batch)), strict=True):
+        np.testing.assert_allclose(second, first, atol=1e-9 * np.abs(first).max())
+        np.testing.assert_allclose(batch[0], first, atol=1e-9 * np.abs(first).max())
+        np.testing.assert_array_equal(batch[1], 0)
