@@ -79,6 +79,11 @@ def check_is_small(name: str, num_items: int) -> None:
         )
 
 
+def _put(array: ArrayLike) -> Array:
+    """As ``jnp.asarray``, which compiles a program for every shape of what comes from NumPy. Always a copy of that."""
+    return jax.device_put(array.copy()) if isinstance(array, np.ndarray) else jnp.asarray(array)
+
+
 def floating(*arrays: ArrayLike) -> tuple[Array, ...]:
     """The arrays in one floating type. Concrete ones stay concrete inside jit, so that they can be validated there.
 
@@ -87,7 +92,7 @@ def floating(*arrays: ArrayLike) -> tuple[Array, ...]:
     """
     with jax.ensure_compile_time_eval():
         try:
-            converted = [with_auto_axes(jnp.asarray(array)) for array in arrays]
+            converted = [with_auto_axes(_put(array)) for array in arrays]
         except (TypeError, ValueError) as error:
             raise TypeError(f"the kernel's parameters must be arrays of numbers: {error}") from None
         dtype = jnp.result_type(*converted)
