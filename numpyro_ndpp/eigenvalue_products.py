@@ -7,6 +7,7 @@ non-negative coefficients: multiplying those out in log space never cancels.
 import jax.numpy as jnp
 from jax import Array, lax
 
+from numpyro_ndpp.linalg import eigenvalues
 from numpyro_ndpp.normalizer import balanced_product, true_rank
 
 
@@ -34,10 +35,10 @@ def eigenvalues_of(W: Array, C: Array) -> Array:
     """Those of W C (d,), zero beyond its rank; purely imaginary ones have no real part."""
     M = balanced_product(W, C)
     d, eps = len(M), jnp.finfo(M.dtype).eps
-    eigenvalues = jnp.linalg.eigvals(M)
-    order = jnp.argsort(-jnp.abs(eigenvalues))
-    eigenvalues = in_pairs(jnp.where(jnp.arange(d) < true_rank(W, C), eigenvalues[order], 0.0))
-    real, imag = jnp.maximum(jnp.real(eigenvalues), 0.0), jnp.imag(eigenvalues)
+    values = eigenvalues(M)
+    order = jnp.argsort(-jnp.abs(values))
+    values = in_pairs(jnp.where(jnp.arange(d) < true_rank(W, C), values[order], 0.0))
+    real, imag = jnp.maximum(jnp.real(values), 0.0), jnp.imag(values)
     # A skew kernel's pairs are purely imaginary: their real part is rounding noise.
     real = jnp.where((imag != 0) & (real < 4 * eps * jnp.linalg.norm(M)), 0.0, real)
     return lax.complex(real, imag)
@@ -51,9 +52,9 @@ def in_pairs(numbers: Array) -> Array:
     return jnp.where(jnp.any(is_conjugate, axis=0), numbers, jnp.real(numbers))
 
 
-def of_eigenvalues(eigenvalues: Array) -> Array:
+def of_eigenvalues(values: Array) -> Array:
     """log of all coefficients (d+1,) of the polynomial Π (1 + λ t)."""
-    real, imag = jnp.real(eigenvalues), jnp.imag(eigenvalues)
+    real, imag = jnp.real(values), jnp.imag(values)
     # One factor for a real eigenvalue, one for a pair of conjugates (at its upper half), none at the lower half.
     linear = jnp.where(imag == 0, real, jnp.where(imag > 0, 2 * real, 0.0))
     quadratic = jnp.where(imag > 0, real**2 + imag**2, 0.0)

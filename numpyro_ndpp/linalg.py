@@ -43,6 +43,12 @@ def column_lengths(C: Array) -> Array:
     return jnp.where(length > 0, length, 1.0)
 
 
+def eigenvalues(A: Array) -> Array:
+    """Those of a matrix (d, d); NaN where it is not finite, of which a GPU's library makes an error."""
+    is_finite = jnp.all(jnp.isfinite(A))
+    return jnp.where(is_finite, jnp.linalg.eigvals(jnp.where(is_finite, A, 0.0)), jnp.nan)
+
+
 def log_det_of_factors(lu: Array, pivots: Array, row_scale: Array, column_scale: Array) -> Array:
     """log det A, which cannot be negative, from the LU factors of diag(r)⁻¹ A diag(c)⁻¹; -inf where it is zero.
 

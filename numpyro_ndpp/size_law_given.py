@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from numpyro_ndpp.eigenvalue_products import in_pairs, multiply_out, rounding_of
 from numpyro_ndpp.kernel import marginal_matrix
-from numpyro_ndpp.linalg import column_lengths, matmul, once_known, with_derivatives_of
+from numpyro_ndpp.linalg import column_lengths, eigenvalues, matmul, once_known, with_derivatives_of
 from numpyro_ndpp.normalizer import pencil, solve_near_sizes, true_rank
 from numpyro_ndpp.size_law import log_esps_by_circles
 from numpyro_ndpp.target import Pinned
@@ -83,7 +83,7 @@ def log_esps_near(W: Array, C: Array, rows: Array, present: Array, low: Array | 
     sign, log_det = jnp.linalg.slogdet(poly.at(jnp.exp(log_scale)))
     length = column_lengths(C)
     K = Pinned(rows, present).marginal_matrix(jnp.exp(log_scale) * W, C)
-    p = jnp.linalg.eigvals(matmul(K * length[:, None] * length, C / (length[:, None] * length)))
+    p = eigenvalues(matmul(K * length[:, None] * length, C / (length[:, None] * length)))
     # Nothing can be made of items that are not there together at all.
     possible = (sign > 0) & jnp.all(jnp.isfinite(p)) & jnp.all(jnp.abs(p) < 1 / jnp.sqrt(eps))
     possible &= Pinned(rows, present).log_prob(marginal_matrix(W, C), C) > -jnp.inf
