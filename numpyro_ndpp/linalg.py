@@ -43,6 +43,11 @@ def column_lengths(C: Array) -> Array:
     return jnp.where(length > 0, length, 1.0)
 
 
+def has_nan(*arrays: Array) -> Array:
+    """Whether there is NaN in one of the arrays. A GPU's library takes NaN for zero when it factorises a matrix."""
+    return sum((jnp.isnan(array).any() for array in arrays), jnp.asarray(False))
+
+
 def eigenvalues(A: Array) -> Array:
     """Those of a matrix (d, d); NaN where it is not finite, of which a GPU's library makes an error."""
     is_finite = jnp.all(jnp.isfinite(A))

@@ -34,7 +34,7 @@ from jax import Array, lax
 
 from numpyro_ndpp.branches import where_needed
 from numpyro_ndpp.kernel import marginal_matrix
-from numpyro_ndpp.linalg import column_lengths, log_det_and_sign, matmul, once_known
+from numpyro_ndpp.linalg import column_lengths, has_nan, log_det_and_sign, matmul, once_known
 from numpyro_ndpp.target import Pinned
 
 # The radius only has to be near the saddle point: half an item of mean size off costs no digit.
@@ -326,7 +326,7 @@ def log_sum_esp_given(W: Array, C: Array, pinned: Pinned, low: int, high: int, r
     """
     num_rows = len(pinned.rows)
     if fixed and high == num_rows:  # the pinned items themselves, whose minor is known to be zero where it is
-        return jnp.where(jnp.isnan(W).any() | jnp.isnan(C).any(), jnp.nan, pinned.log_minor(W))
+        return jnp.where(has_nan(W, C), jnp.nan, pinned.log_minor(W))
     sizes = jnp.arange(high - num_rows if fixed else 0, high + 1 - (num_rows if fixed else 0))
     nodes = num_nodes(high - num_rows, high - num_rows, rank) if fixed else num_nodes(0, rank, rank)
     return log_circle_sum(W, C, pinned, low - pinned.number, high - pinned.number, sizes, nodes)

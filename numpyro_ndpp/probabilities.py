@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from numpyro_ndpp.kernel import Kernel, marginal_matrix, quadratic_forms
-from numpyro_ndpp.linalg import once_known, with_derivatives_of
+from numpyro_ndpp.linalg import has_nan, once_known, with_derivatives_of
 from numpyro_ndpp.normalizer import log_sum_esp, log_sum_esp_given
 from numpyro_ndpp.size_law import log_esps
 from numpyro_ndpp.size_law_given import log_esps_given
@@ -31,6 +31,10 @@ def log_normalizer(target: Target) -> Array:
 
 
 def _log_normalizer(C: Array, target: Target) -> Array:
+    return jnp.where(has_nan(target.kernel.W, C), jnp.nan, _log_sum_of_minors(C, target))
+
+
+def _log_sum_of_minors(C: Array, target: Target) -> Array:
     W, pinned, rank, (low, high) = target.kernel.W, target.pinned, target.kernel.max_rank, target.sizes
     num_rows = len(pinned.rows)
     if target.log_size_weights is not None:

@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from numpyro_ndpp.circles import log_coefficients
 from numpyro_ndpp.eigenvalue_products import eigenvalues_of, of_eigenvalues, rounding_of
-from numpyro_ndpp.linalg import once_known, with_derivatives_of
+from numpyro_ndpp.linalg import has_nan, once_known, with_derivatives_of
 from numpyro_ndpp.normalizer import Pencil, pencil
 from numpyro_ndpp.platforms import platform
 from numpyro_ndpp.size_law_at_once import fits_at_once, log_esps_at_once
@@ -33,10 +33,12 @@ def log_esps(W: Array, C: Array, most: int | None = None, num_symmetric: int = 0
     is only as good as these. With ``most`` O(J d³) for both.
     """
     if most is None:
-        return _log_esps(W, C)
-    if platform().slow_eigenvalues and fits_at_once(W, most):
-        return log_esps_at_once(most, num_symmetric, W, C)[: most + 1]
-    return _every_log_esp(most, W, C)[: most + 1]
+        log_e = _log_esps(W, C)
+    elif platform().slow_eigenvalues and fits_at_once(W, most):
+        log_e = log_esps_at_once(most, num_symmetric, W, C)[: most + 1]
+    else:
+        log_e = _every_log_esp(most, W, C)[: most + 1]
+    return jnp.where(has_nan(W, C), jnp.nan, log_e)
 
 
 @jax.custom_jvp
