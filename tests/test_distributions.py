@@ -19,7 +19,7 @@ from kernels import (
     sizes,
 )
 
-from numpyro_ndpp import KNDPP, NDPP, Cholesky, UpDown, pad_subsets
+from numpyro_ndpp import KNDPP, NDPP, Cholesky, SizedNDPP, UpDown, pad_subsets
 
 SUBSETS = {rank: all_subsets(N, 0, rank) for rank in (8, 10)}
 PADDED = {rank: np.asarray(pad_subsets(SUBSETS[rank], N, N)) for rank in (8, 10)}
@@ -324,7 +324,8 @@ def test_masks_of_unsigned_integers():
 def test_a_kernel_with_nan_gives_nan():
     V, B, D = (np.array(part) for part in PARTS["ordinary"])
     V[4, 0] = np.nan
-    for law in (NDPP(V, B, D, validate_args=False), NDPP(V, B, D, min_size=2, max_size=4, validate_args=False)):
+    laws = NDPP(V, B, D, validate_args=False), NDPP(V, B, D, min_size=2, max_size=4, validate_args=False)
+    for law in (*laws, SizedNDPP(V, B, D, np.zeros(5), validate_args=False)):
         items = jnp.array([1, 2])
         members = [law.log_normalizer, law.log_prob(items), law.size_log_prob(), law.inclusion_probs()]
         members += [law.marginal_log_prob(items), law.next_item_log_prob(items), law.next_item_log_prob(items[:0])]
