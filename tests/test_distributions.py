@@ -321,12 +321,20 @@ def test_masks_of_unsigned_integers():
     np.testing.assert_allclose(values, [-3 * np.log(2), -np.inf])
 
 
-def test_a_kernel_with_nan_gives_nan():
+@pytest.mark.parametrize(
+    "law",
+    [
+        lambda *parts: NDPP(*parts, validate_args=False),
+        lambda *parts: NDPP(*parts, min_size=2, max_size=4, validate_args=False),
+        pytest.param(lambda *parts: SizedNDPP(*parts, np.zeros(5), validate_args=False), marks=pytest.mark.slow),
+    ],
+    ids=["NDPP", "limits", "SizedNDPP"],
+)
+def test_a_kernel_with_nan_gives_nan(law):
     V, B, D = (np.array(part) for part in PARTS["ordinary"])
     V[4, 0] = np.nan
-    laws = NDPP(V, B, D, validate_args=False), NDPP(V, B, D, min_size=2, max_size=4, validate_args=False)
-    for law in (*laws, SizedNDPP(V, B, D, np.zeros(5), validate_args=False)):
-        items = jnp.array([1, 2])
-        members = [law.log_normalizer, law.log_prob(items), law.size_log_prob(), law.inclusion_probs()]
-        members += [law.marginal_log_prob(items), law.next_item_log_prob(items), law.next_item_log_prob(items[:0])]
-        assert all(np.isnan(member).all() for member in members)
+    law = law(V, B, D)
+    items = jnp.array([1, 2])
+    members = [law.log_normalizer, law.log_prob(items), law.size_log_prob(), law.inclusion_probs()]
+    members += [law.marginal_log_prob(items), law.next_item_log_prob(items), law.next_item_log_prob(items[:0])]
+    assert all(np.isnan(member).all() for member in members)
