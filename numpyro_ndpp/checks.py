@@ -81,7 +81,9 @@ def check_is_small(name: str, num_items: int) -> None:
 
 def _put(array: ArrayLike) -> Array:
     """As ``jnp.asarray``, which compiles a program for every shape of what comes from NumPy. Always a copy of that."""
-    return jax.device_put(array.copy()) if isinstance(array, np.ndarray) else jnp.asarray(array)
+    if isinstance(array, np.ndarray) and jax.sharding.get_abstract_mesh().empty:
+        return jax.device_put(array.copy())
+    return jnp.asarray(array)  # over all devices of an ambient mesh
 
 
 def floating(*arrays: ArrayLike) -> tuple[Array, ...]:
