@@ -245,8 +245,9 @@ def _one_by_one(poly: Pencil, nodes: Nodes) -> tuple[Array, Array]:
     is_any = nodes.is_single[0]
     constant = jnp.where(is_any, poly.constant, jnp.eye(size, dtype=dtype))
     poly = poly._replace(constant=constant, linear=jnp.where(is_any, poly.linear, 0.0))
-    arrays = jnp.where(nodes.is_single, nodes.t, nodes.t[0]), nodes.is_single
-    t, needed = (jnp.pad(array, (0, -number % chunk)).reshape(-1, chunk) for array in arrays)
+    fill = 0, -number % chunk
+    t = jnp.pad(jnp.where(nodes.is_single, nodes.t, nodes.t[0]), fill, "edge").reshape(-1, chunk)
+    needed = jnp.pad(nodes.is_single, fill).reshape(-1, chunk)
     few = -(-_FEW_NODES // chunk)
     found = _in_chunks(poly, t[:few], needed[:few])
     if len(t) > few:
